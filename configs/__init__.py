@@ -1,0 +1,1 @@
+"""What to run, as pure data: `get_config()` functions that change base()."""

@@ -1,0 +1,106 @@
+"""Every configuration key, with its default and a word on what it does.
+
+A recipe calls `base()` and changes lines. The result is locked: a key that is
+not here is an error that names the nearest one. Defaults are the simplest case;
+the papers' values live in the recipes.
+
+Durations are strings: "240" or "10k" (updates), "300ep" (epochs), "5%" (of the
+whole run), "1Mex" (training examples). Off is "0", 0, "" or (); never None.
+"""
+
+from ml_collections import ConfigDict
+
+
+def base() -> ConfigDict:
+  """Returns all keys with their defaults, locked."""
+  config = ConfigDict()
+
+  config.seed = 0  # Initial weights, data order, dropout and mixup.
+  config.total = "10ep"  # Length of the run.
+  config.image_size = (224,)  # Pixels: (side,) or (height, width).
+  config.accumulate = 1  # Parts into which a batch is cut to save memory.
+  config.ema = 0.0  # Decay of averaged weights (0.9999); 0 keeps none.
+
+  config.loss = "softmax"  # "softmax" | "sigmoid" (sum over the classes).
+  config.label_smoothing = 0.0  # Share a of the target: (1 - a) y + a / c.
+  config.mixup = 0.0  # Beta(a, a) of the mixing weight; 0 is off.
+  config.cutmix = 0.0  # The same for pasted boxes; a coin decides if both are on.
+
+  config.log_every = "50"  # Updates between two rows of metrics.jsonl.
+  config.profile = ""  # "START:STOP": updates traced for TensorBoard's profiler.
+  config.resume_from = ""  # Full state of another run, for a new workdir.
+
+  config.model = ConfigDict()
+  config.model.name = "B/16"  # Variant and patch size.
+  config.model.width = 0  # Width, depth, mlp_dim and num_heads: 0 is the
+  config.model.depth = 0  # variant's own.
+  config.model.mlp_dim = 0
+  config.model.num_heads = 0
+  config.model.classifier = "token"  # "token" | "gap".
+  config.model.representation_size = 0  # Hidden tanh layer before the head.
+  config.model.posemb = "learned_1d"  # Position embedding at the stem.
+  config.model.dropout = 0.0
+  config.model.attention_dropout = 0.0
+  config.model.head_bias = 0.0  # Initial bias of the head (-10 with sigmoid).
+  config.model.input_range = "-1,1"  # "-1,1" | "0,1" | "imagenet".
+  config.model.dtype = "float32"  # Of the computation; weights stay float32.
+  config.model.scan = False  # Blocks as one scanned loop: compiles faster.
+  config.model.remat = "none"  # "none" | "dots" | "full": memory for time.
+
+  config.input = ConfigDict()
+  config.input.source = ""  # "digits:", "folder:PATH", "fake:32,10,1000".
+  config.input.split = "train"  # Slices too: "train[:90%]".
+  config.input.data_dir = ""  # Where relative sources are looked for.
+  config.input.ops = "decode|resize({size})"  # {size} is image_size.
+  config.input.batch_size = 512  # Global: over all devices and hosts.
+  config.input.streams = 0  # Logical data streams; 0: as many as processes.
+  config.input.shuffle_buffer = 50_000  # Examples.
+  config.input.prefetch = 2  # Batches made ready ahead of the step.
+
+  config.optim = ConfigDict()
+  config.optim.name = "adamw"  # "adamw" | "sgd".
+  config.optim.lr = 1e-3
+  config.optim.schedule = "cosine"  # "cosine" | "linear" | "rsqrt" | "constant".
+  config.optim.warmup = "0"  # Linear, from 0.
+  config.optim.cooldown = "0"  # Linear, to 0, over the last updates.
+  config.optim.end_lr = 0.0  # Where "linear" ends.
+  config.optim.timescale = "10k"  # Of "rsqrt".
+  config.optim.weight_decay = 0.0  # Decoupled, multiplied by the learning rate.
+  config.optim.decay_paths = (".*kernel",)  # The only leaves that decay.
+  config.optim.clip = 0.0  # Largest global norm of the gradient.
+  config.optim.b1 = 0.9  # Adam.
+  config.optim.b2 = 0.999
+  config.optim.eps = 1e-8
+  config.optim.momentum = 0.9  # SGD.
+  config.optim.moment_dtype = "float32"  # "bfloat16" halves the first moment.
+  config.optim.multipliers = ()  # ((path regex, factor), …), first match wins.
+  config.optim.freeze = ()  # Path regexes of the parameters that stay.
+
+  config.mesh = ConfigDict()  # Devices along each axis; one may be -1.
+  config.mesh.data = -1  # Copies of the model.
+  config.mesh.fsdp = 1  # Parts of every weight, gathered when used.
+  config.mesh.model = 1  # Parts of every head and MLP (tensor parallel).
+
+  config.evals = ConfigDict()  # name -> evaluator(…)
+
+  config.checkpoint = ConfigDict()
+  config.checkpoint.every = "1k"
+  config.checkpoint.keep = 2  # The newest ones.
+  config.checkpoint.keep_every = "0"  # Kept for good.
+  config.checkpoint.best = ""  # "NAME/top1": its best step is kept as well.
+  config.checkpoint.allow_change = False  # Resume although the guard objects.
+  return config.lock()
+
+
+def evaluator(**changes) -> ConfigDict:
+  """Returns one entry of `config.evals`, locked, with `changes` made."""
+  config = ConfigDict()
+  config.kind = "classification"  # "" switches the evaluator off.
+  config.source = ""  # "": the training source, its data_dir included.
+  config.split = "test"
+  config.ops = "decode|resize({size})"
+  config.batch_size = 512  # Global.
+  config.every = "0"  # "0": only at the end of the run.
+  config.lock()
+  config.update(changes)
+  return config

@@ -1,0 +1,1 @@
+"""Vision Transformers in JAX: train, resume, evaluate, use."""

@@ -1,0 +1,105 @@
+"""From a config to the parts of a run: shapes first, no arrays yet.
+
+Training, evaluation, planning and prediction all assemble their parts here, so
+that they cannot differ. Nothing is compiled and no memory is spent.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import optax
+from jax.sharding import Mesh
+
+from vit_jax import models, objectives, optim, schedules, sharding, steps
+
+
+class Parts(NamedTuple):
+  """What a run is made of.
+
+  Attributes:
+    objective: init, loss and predict.
+    total: updates of the whole run.
+    schedule: updates done -> learning rate.
+    tx: the optimiser.
+    state: the state's shapes, dtypes and shardings (`jax.ShapeDtypeStruct`).
+    shardings: the state's shardings alone.
+  """
+
+  objective: steps.Objective
+  total: int
+  schedule: schedules.Schedule
+  tx: optax.GradientTransformation
+  state: steps.TrainState
+  shardings: steps.TrainState
+
+
+def durations(config: Any, num_examples: int) -> Callable[[str, str], int]:
+  """Returns `to_steps(duration, key)` for this run, percentages included."""
+  context = {
+    "batch_size": config.input.batch_size,
+    "num_examples": num_examples,
+  }
+  total = schedules.to_steps(config.total, key="config.total", **context)
+  if not total:
+    raise ValueError(f"config.total = {config.total!r}: nothing to train.")
+
+  def to_steps(duration, key):
+    return schedules.to_steps(duration, key=key, total=total, **context)
+
+  return to_steps
+
+
+def schedule(config: Any, num_examples: int) -> tuple[schedules.Schedule, int]:
+  """Returns the learning rate of a run and the run's length in updates."""
+  to_steps = durations(config, num_examples)
+  total = to_steps("100%", "config.total")
+  return schedules.make_schedule(config.optim, total, to_steps), total
+
+
+def parts(
+  config: Any, mesh: Mesh, *, num_classes: int, num_examples: int
+) -> Parts:
+  """Assembles and checks everything that does not need data or memory.
+
+  Args:
+    config: see `configs/common.py`.
+    mesh: from `sharding.make_mesh`.
+    num_classes: of the training source.
+    num_examples: of the training split.
+
+  Raises:
+    ValueError: whatever in the config, or between config and mesh, cannot be.
+  """
+  sharding.check_batch_size(config.input.batch_size, mesh, config.accumulate)
+  if not 0 <= config.ema < 1:
+    raise ValueError(f"config.ema = {config.ema}: the decay is in [0, 1).")
+  objective = objectives.build(config, num_classes)
+  rate, total = schedule(config, num_examples)
+  params = jax.eval_shape(objective.init, jax.random.key(0))
+  tx = optim.make_optimizer(config.optim, params, rate)
+  abstract = steps.abstract_state(objective, tx, ema=config.ema)
+  shardings = sharding.tree_shardings(abstract, mesh, models.PARAM_AXES)
+  sharding.check_model(params, mesh, models.PARAM_AXES)
+  state = jax.tree.map(
+    lambda leaf, where: jax.ShapeDtypeStruct(
+      leaf.shape, leaf.dtype, sharding=where
+    ),
+    abstract,
+    shardings,
+  )
+  return Parts(objective, total, rate, tx, state, shardings)
+
+
+def train_step(config: Any, mesh: Mesh, parts: Parts) -> Callable:
+  """Builds the jitted update that training runs and planning compiles."""
+  return steps.make_train_step(
+    parts.objective,
+    parts.tx,
+    parts.schedule,
+    mesh,
+    parts.shardings,
+    seed=config.seed,
+    accumulate=config.accumulate,
+    ema=config.ema,
+  )

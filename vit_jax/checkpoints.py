@@ -1,0 +1,355 @@
+"""Checkpoints: saved whole or not at all, and refused where they do not fit.
+
+A step is a directory `checkpoints/STEP` with the items params, opt_state, ema
+(when on) and meta, written by Orbax. Items restore alone. `meta` says what the
+run was: the guard compares it before a run goes on. This room knows states and
+files, not models, data or the loop.
+"""
+
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from orbax.checkpoint import checkpoint_managers as policies
+
+from vit_jax import trees
+from vit_jax.steps import TrainState
+
+log = logging.getLogger("vit_jax")
+
+Meta = dict[str, Any]
+_ARRAYS = ("params", "opt_state", "ema")
+_ASIDE = ".incomplete"  # Ends the new name of a directory that is set aside.
+
+
+class Checkpoints:
+  """The checkpoints of one run, written in the background.
+
+  The newest `keep` steps stay, those that divide by `keep_every`, and the one
+  with the best value of `best`, each by its own rule.
+  """
+
+  def __init__(
+    self, directory: epath.PathLike, *, keep: int, keep_every: int, best: str
+  ):
+    """Opens `directory`, which may be empty.
+
+    Args:
+      directory: absolute; made when missing.
+      keep: how many of the newest steps stay, at least 1.
+      keep_every: updates; 0 keeps none for good.
+      best: name of an evaluation value, or "".
+    """
+    if keep < 1:
+      raise ValueError(f"config.checkpoint.keep = {keep}; use 1 or more.")
+    self._best = best
+    self._scores = {
+      step: score(read_meta(path), best)
+      for step, path in steps_in(directory).items()
+    }
+    rules = [policies.LatestN(keep), _KeepBest(self._scores)]
+    if keep_every:
+      rules.append(policies.EveryNSteps(keep_every))
+    self._manager = ocp.CheckpointManager(
+      directory,
+      options=ocp.CheckpointManagerOptions(
+        preservation_policy=policies.AnyPreservationPolicy(rules),
+        cleanup_tmp_directories=True,
+      ),
+    )
+
+  def save(self, state: TrainState, meta: Meta) -> None:
+    """Saves the state under its step; returns once the arrays are copied.
+
+    Args:
+      state: may be donated to the next update as soon as this returns.
+      meta: JSON values; "values" holds the step's evaluation, if any.
+
+    Raises:
+      RuntimeError: Orbax did not save.
+    """
+    step = int(state.step)
+    if step in self._manager.all_steps():
+      return  # Resumed here: the same state by construction.
+    items = {name: getattr(state, name) for name in _ARRAYS}
+    arrays = {
+      name: ocp.args.StandardSave(tree)
+      for name, tree in items.items()
+      if jax.tree.leaves(tree)
+    }
+    self._scores[step] = score(meta, self._best)
+    args = ocp.args.Composite(meta=ocp.args.JsonSave(meta), **arrays)
+    if not self._manager.save(step, args=args, force=True):
+      raise RuntimeError(f"The checkpoint of step {step} was not saved.")
+
+  def wait(self) -> None:
+    """Blocks until all saves are complete on disk; raises what failed."""
+    self._manager.wait_until_finished()
+
+  def __enter__(self) -> "Checkpoints":
+    return self
+
+  def __exit__(self, *_) -> None:
+    self._manager.close()
+
+
+class _KeepBest(policies.PreservationPolicy):
+  """Keeps the step with the highest score; steps without one do not count."""
+
+  def __init__(self, scores):
+    self._scores = scores
+
+  def should_preserve(self, checkpoints, *, context):
+    steps = [info.step for info in checkpoints]
+    scored = [step for step in steps if self._scores.get(step) is not None]
+    best = max(scored, key=self._scores.get, default=None)
+    return [step == best for step in steps]
+
+
+def score(meta: Meta, name: str) -> float | None:
+  """Returns a step's evaluation value, higher is better; None if it has none."""
+  value = meta["values"].get(name)
+  if value is None or not math.isfinite(value):
+    return None
+  return -value if name.endswith("loss") else value
+
+
+def steps_in(directory: epath.PathLike) -> dict[int, epath.Path]:
+  """Returns the complete steps of a directory, newest first.
+
+  Warns once for each directory that is no complete checkpoint.
+  """
+  complete, incomplete = _sort_out(epath.Path(directory))
+  for path in incomplete:
+    log.warning("Ignoring %s: not a complete checkpoint.", path)
+  return complete
+
+
+def _sort_out(directory):
+  complete, incomplete = {}, []
+  for path in directory.iterdir() if directory.exists() else ():
+    if path.name.isdecimal() and _is_complete(path):
+      complete[int(path.name)] = path
+    elif not path.name.endswith(_ASIDE):
+      incomplete.append(path)
+  return dict(sorted(complete.items(), reverse=True)), sorted(incomplete)
+
+
+def _is_complete(path):
+  """Whether Orbax finished this step: its own mark, and a readable meta."""
+  if not ocp.utils.is_checkpoint_finalized(path):
+    return False
+  try:
+    read_meta(path)
+  except (OSError, ValueError):
+    return False
+  return (path / "params").exists() and (path / "opt_state").exists()
+
+
+def read_meta(path: epath.PathLike) -> Meta:
+  """Returns what a step directory says of its run."""
+  return json.loads((epath.Path(path) / "meta" / "metadata").read_text())
+
+
+def locate(path: str, step: str = "latest") -> epath.Path:
+  """Finds a step directory.
+
+  Args:
+    path: a workdir, its `checkpoints`, or a step directory itself.
+    step: "latest", "best" (by the run's `config.checkpoint.best`) or a number.
+
+  Raises:
+    ValueError: nothing there, or not that step; says what there is.
+  """
+  root = epath.Path(path)
+  if (root / "meta").exists():
+    return root
+  if (root / "checkpoints").exists():
+    root = root / "checkpoints"
+  steps = steps_in(root)
+  if not steps:
+    raise ValueError(
+      f"No complete checkpoint in {root}. Give a workdir of a run, its "
+      "checkpoints directory or one step's directory."
+    )
+  if step == "latest":
+    return steps[max(steps)]
+  if step == "best":
+    return steps[_best_step(steps)]
+  if not step.isdecimal() or int(step) not in steps:
+    raise ValueError(
+      f"No step {step} in {root}; there are latest, best, "
+      f"{', '.join(str(number) for number in sorted(steps))}."
+    )
+  return steps[int(step)]
+
+
+def _best_step(steps):
+  metas = {step: read_meta(path) for step, path in steps.items()}
+  name = metas[max(steps)]["config"]["checkpoint"]["best"]
+  scores = {step: score(meta, name) for step, meta in metas.items()}
+  scored = [step for step, value in scores.items() if value is not None]
+  if not scored:
+    raise ValueError(
+      f"No step was evaluated with config.checkpoint.best = {name!r}, so none "
+      "is the best; ask for latest or a number."
+    )
+  return max(scored, key=scores.get)
+
+
+def misfits(path: epath.PathLike, item: str, abstract: Any) -> list[str]:
+  """Compares a stored item with what is wanted, before reading any of it.
+
+  Orbax drops leaves and casts dtypes in silence; that is for people to decide.
+
+  Returns:
+    One line per leaf that is missing, unexpected or different.
+  """
+  path = epath.Path(path) / item
+  with ocp.StandardCheckpointer() as checkpointer:
+    return [
+      f"{item}: {line}"
+      for line in trees.differences(
+        checkpointer.metadata(path).item_metadata.tree, abstract
+      )
+    ]
+
+
+def restore_item(path: epath.PathLike, item: str, abstract: Any) -> Any:
+  """Restores one item of a step onto the shardings that `abstract` carries.
+
+  Args:
+    path: a step directory.
+    item: "params", "opt_state" or "ema".
+    abstract: leaves are `jax.ShapeDtypeStruct` with a sharding.
+  """
+  with ocp.StandardCheckpointer() as checkpointer:
+    return checkpointer.restore(epath.Path(path) / item, abstract)
+
+
+def restore(path: epath.PathLike, abstract: TrainState) -> TrainState:
+  """Restores a whole state onto the shardings that `abstract` carries.
+
+  Raises:
+    Misfit: names, shapes or dtypes differ; lists every leaf that does.
+  """
+  items = {
+    name: getattr(abstract, name)
+    for name in _ARRAYS
+    if jax.tree.leaves(getattr(abstract, name))
+  }
+  lines = [
+    line for name, tree in items.items() for line in misfits(path, name, tree)
+  ]
+  if lines:
+    raise Misfit(
+      f"{path} does not fit this run ({len(lines)} leaves):\n  "
+      + "\n  ".join(lines)
+    )
+  restored = {
+    name: restore_item(path, name, tree) for name, tree in items.items()
+  }
+  step = np.asarray(read_meta(path)["step"], abstract.step.dtype)
+  return TrainState(
+    step=jax.device_put(step, abstract.step.sharding),
+    **({"ema": {}} | restored),
+  )
+
+
+class Misfit(ValueError):
+  """A checkpoint that can be read and holds another tree than asked for."""
+
+
+def restore_latest(
+  directory: epath.PathLike, abstract: TrainState, check: Callable[[Meta], None]
+) -> tuple[TrainState, Meta] | None:
+  """Restores the newest step of a run that is complete.
+
+  Args:
+    directory: the run's checkpoints.
+    abstract: the state's shapes, dtypes and shardings.
+    check: refuses, by ValueError, a meta that the run must not continue.
+
+  Returns:
+    The state and its meta, or None where there is no checkpoint. A newer
+    directory that cannot be read is renamed, never deleted, with a warning.
+
+  Raises:
+    ValueError: `check` refuses; the tree is another one; none can be read.
+  """
+  complete, unreadable = _sort_out(epath.Path(directory))
+  reasons = {path: "not a complete checkpoint" for path in unreadable}
+  found = None
+  for path in complete.values():
+    meta = read_meta(path)
+    check(meta)
+    try:
+      found = restore(path, abstract), meta
+      break
+    except Misfit:
+      raise
+    except Exception as error:  # Storage fails in all kinds of ways.
+      reasons[path] = str(error).splitlines()[0]
+  if complete and not found:
+    raise ValueError(
+      "None of these checkpoints can be read:\n  "
+      + "\n  ".join(f"{path}: {reason}" for path, reason in reasons.items())
+    )
+  # Only now: with no older step to go on from, nothing may be touched.
+  for path, reason in reasons.items():
+    log.warning("Ignoring %s: %s.", path, reason)
+    if path.name.isdecimal():  # The run will want to save this step again.
+      path.rename(path.parent / (path.name + _ASIDE))
+  return found
+
+
+def check_guard(saved: Meta, current: Meta, *, allow: bool) -> None:
+  """Refuses to continue a run under another clock or model.
+
+  Args:
+    saved: the checkpoint's meta.
+    current: what this start would save.
+    allow: `config.checkpoint.allow_change`: warn instead.
+
+  Raises:
+    ValueError: lists each guarded value that differs, saved and now.
+  """
+  current = json.loads(json.dumps(current))
+  old, new = _flat(saved["guard"]), _flat(current["guard"])
+  changed = _changes(old, new)
+  if changed and not allow:
+    raise ValueError(
+      "This run was started with other values, so it cannot go on exactly:\n  "
+      + "\n  ".join(changed)
+      + "\nSet them back, use another --workdir, or accept the change with "
+      "--config.checkpoint.allow_change=True."
+    )
+  if changed:
+    log.warning("Going on with changed values:\n  %s", "\n  ".join(changed))
+  config = _changes(_flat(saved["config"]), _flat(current["config"]))
+  if config:
+    log.info("Changed since the checkpoint:\n  %s", "\n  ".join(config))
+
+
+def _changes(old, new):
+  return [
+    f"{key}: was {old.get(key)!r}, is {new.get(key)!r}"
+    for key in sorted(old.keys() | new.keys())
+    if old.get(key) != new.get(key)
+  ]
+
+
+def _flat(values: Mapping, prefix=""):
+  flat = {}
+  for key, value in values.items():
+    if isinstance(value, Mapping):
+      flat |= _flat(value, f"{prefix}{key}.")
+    else:
+      flat[prefix + key] = value
+  return flat

@@ -1,0 +1,117 @@
+"""Top-1, top-5 and loss over a whole split, every example counted once."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+import input_pipeline
+from vit_jax import images, losses, sharding, steps
+from vit_jax.evaluators import Evaluator
+
+_IN_FLIGHT = 4  # Batches: enough to keep the device busy, bounded in memory.
+
+
+def build(
+  config: Any,
+  *,
+  source: input_pipeline.Source,
+  classes: tuple[str, ...],
+  objective: steps.Objective,
+  mesh: Mesh,
+  shardings: Any,
+  loss: str,
+  image_size: tuple[int, int],
+) -> Evaluator:
+  """Builds the evaluator of one labelled split.
+
+  An example counts as right if the prediction is one of its labels; examples
+  without a label are left out (the ImageNet-ReaL rule; with one label each it
+  is plain accuracy). The batch is padded to what the devices divide, so any
+  batch size and any device count give the same numbers.
+
+  Args:
+    config: the entry of `config.evals`.
+    source: the split to evaluate.
+    classes: names of the model's outputs.
+    objective: gives the predictions.
+    mesh: from `sharding.make_mesh`.
+    shardings: of the parameters.
+    loss: "softmax" or "sigmoid", without label smoothing.
+    image_size: (height, width) that the model takes, in pixels.
+
+  Returns:
+    evaluate(params, stop) -> {"top1", "top5", "loss" (means), "n" (examples)},
+    or None as soon as `stop()` is true.
+
+  Raises:
+    ValueError: the split's classes are not the model's; a bad batch size; images
+      of another size than the model's.
+  """
+  if source.class_names != classes:
+    raise ValueError(
+      f"the split has {source.num_classes} classes "
+      f"({_listing(source.class_names)}), the model {len(classes)} "
+      f"({_listing(classes)}). They must be the same, in the same order."
+    )
+  if config.batch_size < 1:
+    raise ValueError(f"batch_size = {config.batch_size}; use 1 or more.")
+  ops = images.sized(config.ops, image_size)
+  first = next(input_pipeline.eval_batches(source, ops, batch_size=1)[0])
+  images.check_size(first["image"], image_size, key="ops")
+  unit = np.lcm(sharding.batch_devices(mesh), jax.process_count())
+  batch_size = int(-(-config.batch_size // unit) * unit)
+  summarize = steps.make_predict_step(
+    objective,
+    mesh,
+    shardings,
+    then=lambda outputs, batch: _sums(outputs["logits"], batch, loss),
+  )
+
+  def evaluate(params, stop):
+    batches, num_batches = input_pipeline.eval_batches(
+      source,
+      ops,
+      batch_size=batch_size,
+      shard=jax.process_index(),
+      num_shards=jax.process_count(),
+    )
+    sums = []
+    for _, batch in zip(range(num_batches), batches):
+      if stop():
+        return None
+      sums.append(summarize(params, sharding.to_device(batch, mesh)))
+      if len(sums) > _IN_FLIGHT:
+        jax.block_until_ready(sums[-_IN_FLIGHT])
+    return _means(jax.device_get(sums))
+
+  return evaluate
+
+
+def _sums(logits, batch, loss):
+  hot = losses.multi_hot(batch["labels"], logits.shape[-1])
+  weight = batch["mask"] * hot.max(axis=-1)
+  targets = losses.softmax_targets(hot) if loss == "softmax" else hot
+  values = {
+    "top1": losses.top_k_hit(logits, hot, 1),
+    "top5": losses.top_k_hit(logits, hot, 5),
+    "loss": getattr(losses, loss)(logits, targets),
+    "n": weight,
+  }
+  return {name: (value * weight).sum() for name, value in values.items()}
+
+
+def _means(sums):
+  total = {
+    name: float(np.sum([part[name] for part in sums], dtype=np.float64))
+    for name in ("top1", "top5", "loss", "n")
+  }
+  n = total.pop("n")
+  means = {name: value / max(n, 1) for name, value in total.items()}
+  return means | {"n": int(n)}
+
+
+def _listing(names, most=5):
+  more = ", …" if len(names) > most else ""
+  return ", ".join(names[:most]) + more

@@ -1,0 +1,130 @@
+"""How every command starts and ends: flags, logging, signals, exit status.
+
+Exit status: 0 done, or nothing left to do; 2 refused (config, data, guard);
+3 a loss or a gradient that is not finite; 143 saved after SIGTERM.
+"""
+
+import contextlib
+import logging
+import os
+import pathlib
+import signal
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import tensorflow as tf
+from absl import app, flags
+from absl import logging as absl_logging
+from ml_collections import config_flags
+
+REFUSED, NOT_FINITE, TERMINATED = 2, 3, 143
+
+log = logging.getLogger("vit_jax")
+
+_CONFIG = config_flags.DEFINE_config_file(
+  "config", None, "A recipe and what to change in it.", lock_config=True
+)
+_CACHE = flags.DEFINE_string(
+  "compilation_cache",
+  os.path.join(
+    os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "vit_jax"
+  ),
+  'Where compiled programs are kept for the next start; "" keeps none.',
+)
+
+
+class Refused(ValueError):
+  """The user asked for what cannot be: a message, not a stack trace."""
+
+
+class Terminated(Exception):
+  """SIGTERM came, and the state is saved."""
+
+
+@contextlib.contextmanager
+def refusal() -> Iterator[None]:
+  """Turns the errors of checking config, data and guard into `Refused`."""
+  try:
+    yield
+  except (ValueError, TypeError, OSError, ImportError) as error:
+    raise Refused(str(error)) from error
+
+
+class Terminator:
+  """Latches SIGTERM while a run is in its block, instead of dying of it."""
+
+  def __enter__(self) -> "Terminator":
+    self._came = False
+    self._previous = signal.signal(signal.SIGTERM, self._handle)
+    return self
+
+  def __exit__(self, *_) -> None:
+    signal.signal(signal.SIGTERM, self._previous)
+
+  def _handle(self, number: int, frame: types.FrameType | None) -> None:
+    self._came = True
+
+  def came(self) -> bool:
+    """Whether SIGTERM has come; once true, always true."""
+    return self._came
+
+
+def start(command: Callable[[Any], Any]) -> None:
+  """Runs `command(config)` as the program and exits with its status.
+
+  The command's own flags are defined, by absl, in its module.
+  """
+
+  def main(argv):
+    if len(argv) > 1:
+      raise Refused(f"Unexpected argument {argv[1]!r}: flags are --name=value.")
+    if _CONFIG.value is None:
+      raise Refused("Say what to run: --config=configs/digits.py")
+    _set_up()
+    command(_CONFIG.value)
+
+  app.run(lambda argv: _exit_status(lambda: main(argv)), flags_parser=_parse)
+
+
+def _exit_status(main):
+  try:
+    main()
+  except Refused as error:
+    log.debug("Refused here:", exc_info=True)
+    _fail(REFUSED, error)
+  except FloatingPointError as error:
+    _fail(NOT_FINITE, error)
+  except Terminated as error:
+    _fail(TERMINATED, error)
+
+
+def _fail(status, error):
+  print(f"{error}", file=sys.stderr, flush=True)
+  sys.exit(status)
+
+
+def _parse(argv):
+  try:
+    return flags.FLAGS(argv)
+  except (flags.Error, ValueError, TypeError, LookupError, AttributeError) as error:
+    # absl and ml_collections raise all of these for a flag that cannot be.
+    text = error.args[0] if isinstance(error, KeyError) else error
+    _fail(REFUSED, text)
+  except OSError as error:
+    _fail(REFUSED, error)
+
+
+def _set_up():
+  absl_logging.set_verbosity(absl_logging.WARNING)
+  handler = logging.StreamHandler()
+  handler.setFormatter(logging.Formatter("%(message)s"))
+  log.handlers, log.propagate = [handler], False
+  log.setLevel(logging.INFO)
+  tf.config.set_visible_devices([], "GPU")  # They are JAX's.
+  if _CACHE.value:
+    pathlib.Path(_CACHE.value).mkdir(parents=True, exist_ok=True)
+    jax.config.update("jax_compilation_cache_dir", _CACHE.value)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

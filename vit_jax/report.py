@@ -1,0 +1,214 @@
+"""What a run tells people: metrics files, progress, throughput, summary.
+
+Row s of `metrics.jsonl` says what was true after s updates: the loss of batch
+s - 1, the learning rate that made the update, and the evaluations of step s. A
+row is on disk before the checkpoint of its step, so a resumed run writes the
+very rows of an uninterrupted one. Only process 0 writes.
+"""
+
+import contextlib
+import datetime
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from clu import metric_writers
+from etils import epath
+from rich import progress as bars
+
+Row = dict[str, Any]
+
+
+class Metrics:
+  """The metrics of a workdir: `metrics.jsonl` and TensorBoard events.
+
+  Attributes:
+    final: evaluation value -> {"value", "step"} of the newest.
+    best: the same for the best: highest, or lowest where it ends in "loss".
+  """
+
+  def __init__(self, workdir: epath.PathLike, start: int):
+    """Opens the files at step `start`; later rows, of a lost future, are cut."""
+    self._path = epath.Path(workdir) / "metrics.jsonl"
+    self._active = jax.process_index() == 0
+    self._last: Row = {"step": -1}
+    self.final: dict[str, Row] = {}
+    self.best: dict[str, Row] = {}
+    rows = [row for row in _read(self._path) if row["step"] <= start]
+    for row in rows:
+      self._note(row)
+    if self._active:
+      _rewrite(self._path, rows)
+      self._events = metric_writers.SummaryWriter(str(workdir))
+
+  def at(self, step: int) -> Row:
+    """Returns the values that the newest row has, if it is `step`'s."""
+    return self._last if self._last["step"] == step else {}
+
+  def write(self, step: int, values: dict[str, float]) -> None:
+    """Records values of a step, joining those that its row already has."""
+    joined = self.at(step)
+    self._note({"step": step} | joined | values)
+    if not self._active:
+      return
+    if joined:
+      _rewrite(self._path, [*_read(self._path)[:-1], self._last])
+    else:
+      with self._path.open("a") as file:
+        file.write(json.dumps(self._last) + "\n")
+    self._events.write_scalars(step, values)
+    self._events.flush()
+
+  def _note(self, row):
+    self._last = row
+    for name, value in row.items():
+      if name == "step" or name.startswith("train/") or name.endswith("/n"):
+        continue
+      entry = {"value": value, "step": row["step"]}
+      sign = -1 if name.endswith("loss") else 1
+      self.final[name] = entry
+      if name not in self.best or sign * value > sign * self.best[name]["value"]:
+        self.best[name] = entry
+
+
+def _read(path):
+  rows = []
+  for line in path.read_text().splitlines() if path.exists() else ():
+    try:
+      rows.append(json.loads(line))
+    except json.JSONDecodeError:
+      break  # A line cut short by a kill; it will be written again.
+  return rows
+
+
+def _rewrite(path, rows):
+  # Through another name, so that a kill leaves the old file or the new one.
+  write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_atomically(path: epath.Path, text: str) -> None:
+  """Writes a text file that is never seen half-written."""
+  other = path.parent / (path.name + ".tmp")
+  other.write_text(text)
+  other.replace(path)
+
+
+class Progress:
+  """A bar on a terminal, plain lines elsewhere; measures throughput.
+
+  Time spent `aside` (evaluating, saving) and the first update, which compiles,
+  do not count.
+  """
+
+  def __init__(self, start: int, total: int, batch_size: int):
+    """Starts at `start` updates done of `total`, `batch_size` images each."""
+    self._total, self._batch_size = total, batch_size
+    self._step = start
+    self._began: tuple[int, float] | None = None
+    self._mark: tuple[int, float] | None = None
+    self._aside = 0.0
+    self._rate = 0.0
+    self._accuracy = ""
+    self._bar = None
+    if sys.stdout.isatty() and jax.process_index() == 0:
+      self._bar = bars.Progress(
+        bars.BarColumn(bar_width=24), bars.TextColumn("{task.description}")
+      )
+      self._task = self._bar.add_task("compiling", total=total, completed=start)
+
+  def __enter__(self) -> "Progress":
+    if self._bar:
+      self._bar.start()
+    return self
+
+  def __exit__(self, *_) -> None:
+    if self._bar:
+      self._bar.stop()
+
+  @contextlib.contextmanager
+  def aside(self) -> Iterator[None]:
+    """Wraps what is not training."""
+    began = time.perf_counter()
+    yield
+    self._aside += time.perf_counter() - began
+
+  def evaluated(self, values: dict[str, float]) -> None:
+    """Shows the newest accuracies from now on."""
+    shown = [
+      f"  {name} {value:.2%}"
+      for name, value in values.items()
+      if name.endswith("/top1")
+    ]
+    self._accuracy = "".join(shown) or self._accuracy
+
+  def updated(self, step: int, loss: float) -> None:
+    """Notes that update `step` is done, with the loss of its batch."""
+    now = time.perf_counter() - self._aside
+    self._step = step
+    self._began = self._began or (step, now)
+    self._mark = self._mark or (step, now)
+    if self._bar:
+      self._bar.update(self._task, completed=step, description=self._text(loss))
+
+  def rate(self) -> float:
+    """Returns the images per second since the last call."""
+    now = time.perf_counter() - self._aside
+    step, since = self._mark or (self._step, now)
+    if self._step > step:
+      self._rate = (self._step - step) * self._batch_size / (now - since)
+    self._mark = (self._step, now)
+    return self._rate
+
+  def line(self, loss: float) -> None:
+    """Prints the state as a line, where there is no bar."""
+    if not self._bar and jax.process_index() == 0:
+      print(self._text(loss), flush=True)
+
+  def _text(self, loss):
+    step, since = self._began or (self._step, 0.0)
+    now = time.perf_counter() - self._aside
+    eta = (self._total - self._step) * (now - since) / max(self._step - step, 1)
+    return (
+      f"step {self._step}/{self._total}  loss {loss:.4f}{self._accuracy}  "
+      f"{self._rate:.0f} images/s  "
+      f"eta {datetime.timedelta(seconds=round(eta))}"
+    )
+
+
+class Profiler:
+  """Traces the updates START:STOP of a run for TensorBoard's profiler."""
+
+  def __init__(self, window: str, workdir: epath.PathLike):
+    """Takes `config.profile`; "" is off.
+
+    Raises:
+      ValueError: not "START:STOP" with START < STOP.
+    """
+    start, _, stop = window.partition(":")
+    self._window = range(0)
+    if window:
+      if not (start.isdecimal() and stop.isdecimal() and int(start) < int(stop)):
+        raise ValueError(
+          f'config.profile = {window!r}: write "START:STOP", the updates to '
+          'trace, such as "100:105"; "" is off.'
+        )
+      self._window = range(int(start), int(stop))
+    self._workdir = str(workdir)
+    self._tracing = False
+
+  def before(self, step: int) -> None:
+    """Starts or stops the trace, as update `step` is about to be made."""
+    if step in self._window and not self._tracing:
+      jax.profiler.start_trace(self._workdir)
+      self._tracing = True
+    elif step not in self._window and self._tracing:
+      self.close()
+
+  def close(self) -> None:
+    """Ends a trace that is still open."""
+    if self._tracing:
+      jax.profiler.stop_trace()
+      self._tracing = False

@@ -1,0 +1,413 @@
+"""The training loop: one command trains, and the same command resumes.
+
+The order within a step is sacred. At step i the state has done i updates:
+whatever is due is evaluated, then saved under the name i, and only then is
+batch i taken and the update made. Data order, dropout and mixup are functions
+of (seed, step), so a state restored at step i meets the very same future.
+"""
+
+import itertools
+import json
+import logging
+import math
+import os
+import time
+from typing import Any, NamedTuple
+
+import jax
+from etils import epath
+from ml_collections import ConfigDict
+
+import input_pipeline
+from vit_jax import (
+  build,
+  checkpoints,
+  evaluators,
+  images,
+  launch,
+  report,
+  sharding,
+  steps,
+)
+
+log = logging.getLogger("vit_jax")
+
+
+class Run(NamedTuple):
+  """A run, checked and ready, before its first compilation.
+
+  Attributes:
+    workdir: where its files are.
+    mesh: the devices.
+    parts: see `build.Parts`.
+    state: on the devices, at the step to begin with.
+    batches: this process's share of the batches from that step on.
+    evals: name -> (evaluator, updates between evaluations).
+    every: "log" and "checkpoint" -> updates between them.
+    meta: what every checkpoint says of the run.
+    saver: writes the checkpoints.
+    profiler: traces the steps asked for.
+  """
+
+  workdir: epath.Path
+  mesh: jax.sharding.Mesh
+  parts: build.Parts
+  state: steps.TrainState
+  batches: Any
+  evals: dict[str, tuple[evaluators.Evaluator, int]]
+  every: dict[str, int]
+  meta: checkpoints.Meta
+  saver: checkpoints.Checkpoints
+  profiler: report.Profiler
+
+
+def run(config: Any, workdir: str) -> steps.TrainState | None:
+  """Trains to the end, from wherever the run in `workdir` stands.
+
+  Args:
+    config: see `configs/common.py`.
+    workdir: made when missing.
+
+  Returns:
+    The final state, or None if the run was finished before.
+
+  Raises:
+    launch.Refused: the config, the data or what is in `workdir` forbid it.
+    FloatingPointError: a loss, a gradient or a weight is not finite.
+    launch.Terminated: SIGTERM came, and the state is saved.
+  """
+  began = time.perf_counter()
+  with launch.Terminator() as terminator:
+    with launch.refusal():
+      path = _absolute(workdir)
+      if (path / "summary.json").exists():
+        log.info("%s is finished already: see summary.json there.", path)
+        return None
+      prepared = prepare(config, path)
+    step = int(prepared.state.step)
+    metrics = report.Metrics(path, step)
+    progress = report.Progress(step, prepared.parts.total, config.input.batch_size)
+    with prepared.saver, progress:
+      state = loop(config, prepared, metrics, progress, terminator)
+  _finish(config, prepared, metrics, time.perf_counter() - began)
+  return state
+
+
+def prepare(config: Any, workdir: epath.Path) -> Run:
+  """Builds and checks a run; nothing is trained yet.
+
+  Raises:
+    ValueError, OSError: what is wrong with config, data or earlier run.
+  """
+  source = input_pipeline.get_source(
+    config.input.source, config.input.split, config.input.data_dir
+  )
+  mesh = sharding.make_mesh(config.mesh)
+  parts = build.parts(
+    config,
+    mesh,
+    num_classes=source.num_classes,
+    num_examples=source.num_examples,
+  )
+  to_steps = build.durations(config, source.num_examples)
+  every = {
+    "log": to_steps(config.log_every, "config.log_every"),
+    "checkpoint": to_steps(config.checkpoint.every, "config.checkpoint.every"),
+  }
+  evals = {
+    name: (
+      evaluators.build(
+        name,
+        entry,
+        source=_evaluation_source(config, entry),
+        classes=source.class_names,
+        objective=parts.objective,
+        mesh=mesh,
+        shardings=parts.shardings.params,
+        loss=config.loss,
+        image_size=images.size_of(config),
+      ),
+      to_steps(entry.every, f"config.evals.{name}.every"),
+    )
+    for name, entry in config.evals.items()
+    if entry.kind
+  }
+  _check_best(config.checkpoint.best, evals)
+  profiler = report.Profiler(config.profile, workdir)
+
+  # A state comes from this run's last good checkpoint, or from another run's,
+  # or from the seed.
+  def check(saved):
+    current = describe(config, source, saved["guard"]["streams"])
+    checkpoints.check_guard(
+      saved, current, allow=config.checkpoint.allow_change
+    )
+    _warn_of_jump(saved, parts.schedule, source.num_examples)
+
+  directory = workdir / "checkpoints"
+  found = checkpoints.restore_latest(directory, parts.state, check)
+  if found:
+    state, saved = found
+    log.info("Resuming at step %d of %d.", state.step, parts.total)
+  elif config.resume_from:
+    path = checkpoints.locate(config.resume_from)
+    saved = checkpoints.read_meta(path)
+    state = checkpoints.restore(path, parts.state)
+    log.info("Starting from %s, at step %d.", path, state.step)
+  else:
+    log.info("Starting at step 0 of %d.", parts.total)
+    saved = {"guard": {"streams": jax.process_count()}}
+    state = steps.init_state(
+      parts.objective,
+      parts.tx,
+      parts.shardings,
+      seed=config.seed,
+      ema=config.ema,
+    )
+  if state.step > parts.total:
+    raise ValueError(
+      f"The run has done {state.step} updates already; config.total = "
+      f"{config.total!r} is {parts.total}."
+    )
+  meta = describe(config, source, saved["guard"]["streams"])
+  batches = _batches(config, source, meta["guard"]["streams"], int(state.step))
+
+  saver = checkpoints.Checkpoints(
+    directory,
+    keep=config.checkpoint.keep,
+    keep_every=to_steps(
+      config.checkpoint.keep_every, "config.checkpoint.keep_every"
+    ),
+    best=config.checkpoint.best,
+  )
+  if jax.process_index() == 0:
+    report.write_atomically(
+      workdir / "config.json", json.dumps(config.to_dict(), indent=2) + "\n"
+    )
+  return Run(
+    workdir, mesh, parts, state, batches, evals, every, meta, saver, profiler
+  )
+
+
+def loop(
+  config: Any,
+  run: Run,
+  metrics: report.Metrics,
+  progress: report.Progress,
+  terminator: launch.Terminator,
+) -> steps.TrainState:
+  """Evaluates, saves and updates, step by step; see the module's docstring."""
+  train_step = build.train_step(config, run.mesh, run.parts)
+  state, total = run.state, run.parts.total
+  pending: tuple[int, steps.Metrics] | None = None
+
+  def settle():
+    """Reads the newest update's metrics, which waits for the device."""
+    nonlocal pending
+    if pending is None:
+      return
+    (step, sums), pending = pending, None
+    values = {
+      f"train/{name}": float(value / weight)
+      for name, (value, weight) in jax.device_get(sums).items()
+    }
+    for name, value in values.items():
+      if not math.isfinite(value):
+        raise FloatingPointError(
+          f"{name} is {value} in update {step}. No checkpoint holds it. Resuming "
+          "meets it again unless something changes: a lower config.optim.lr, a "
+          "longer warmup, config.optim.clip=1."
+        )
+    progress.updated(step, values["train/loss"])
+    if _due(step, run.every["log"]) or step == total or due_evals(step):
+      values["train/images_per_second"] = progress.rate()
+      metrics.write(step, values)
+      progress.line(values["train/loss"])
+
+  def due_evals(step):
+    return [
+      name
+      for name, (_, every) in run.evals.items()
+      if _due(step, every) or step == total
+    ]
+
+  for step in range(int(state.step), total + 1):
+    evaluate = [
+      name for name in due_evals(step) if f"{name}/n" not in metrics.at(step)
+    ]
+    save = step == total or _due(step, run.every["checkpoint"])
+    if evaluate or save or terminator.came():
+      settle()
+      with progress.aside():
+        for name in evaluate:
+          values = run.evals[name][0](state.ema or state.params, terminator.came)
+          if values is None:
+            break
+          values = {f"{name}/{key}": value for key, value in values.items()}
+          metrics.write(step, values)
+          progress.evaluated(values)
+        best = metrics.best.get(config.checkpoint.best, {"step": -1})["step"]
+        if save or terminator.came() or best == step:
+          _save(run, state, step, metrics)
+    if terminator.came():
+      run.saver.wait()
+      raise launch.Terminated(
+        f"SIGTERM: step {step} is saved. The same command goes on from there."
+      )
+    if step == total:
+      break
+    batch = sharding.to_device(_next(run.batches), run.mesh)
+    run.profiler.before(step)
+    state, sums = train_step(state, batch)
+    settle()  # The previous update's, while this one runs.
+    pending = (step + 1, sums)
+  run.profiler.close()
+  run.saver.wait()
+  return state
+
+
+def describe(config: Any, source: Any, streams: int) -> checkpoints.Meta:
+  """Returns what a checkpoint says of its run, as JSON values.
+
+  Args:
+    config: the resolved config.
+    source: the training source.
+    streams: of the run's first start, where the config leaves it open.
+  """
+  model = config.model.to_dict()
+  del model["remat"]  # Trades memory for time and changes no number.
+  return {
+    "version": 1,
+    "guard": {
+      "seed": config.seed,
+      "batch_size": config.input.batch_size,
+      "streams": config.input.streams or streams,
+      "ops": config.input.ops,
+      "image_size": list(config.image_size),
+      "shuffle_buffer": config.input.shuffle_buffer,
+      "split": config.input.split,
+      "num_examples": source.num_examples,
+      "class_names": list(source.class_names),
+      "digest": source.digest,
+      "ema": config.ema,
+      "model": model,
+    },
+    "config": config.to_dict(),
+  }
+
+
+def _due(step, every):
+  """Whether something that happens every so many updates happens at `step`."""
+  return every > 0 and step > 0 and step % every == 0
+
+
+def _save(run, state, step, metrics):
+  if step == 0:
+    return
+  bad = steps.nonfinite(state)
+  if bad:
+    raise FloatingPointError(
+      f"Not finite after update {step}, so not saved: {', '.join(bad[:5])}."
+    )
+  values = {
+    name: value
+    for name, value in metrics.at(step).items()
+    if name != "step" and not name.startswith("train/")
+  }
+  run.saver.save(state, run.meta | {"step": step, "values": values})
+
+
+def _next(batches):
+  with launch.refusal():  # A file that cannot be read is the data's fault.
+    return next(batches)
+
+
+def _absolute(workdir):
+  if not workdir:
+    raise ValueError("Say where the run lives: --workdir=runs/name")
+  path = workdir if "://" in workdir else os.path.abspath(workdir)
+  path = epath.Path(path)
+  path.mkdir(parents=True, exist_ok=True)
+  return path
+
+
+def _evaluation_source(config, entry):
+  return input_pipeline.get_source(
+    entry.source or config.input.source, entry.split, config.input.data_dir
+  )
+
+
+def _batches(config, source, streams, step):
+  """Opens the stream at `step` and looks at its first batch."""
+  batches = input_pipeline.train_batches(
+    source,
+    images.sized(config.input.ops, images.size_of(config)),
+    batch_size=config.input.batch_size,
+    seed=config.seed,
+    start_step=step,
+    shard=jax.process_index(),
+    num_shards=jax.process_count(),
+    streams=streams,
+    shuffle_buffer=config.input.shuffle_buffer,
+    prefetch=config.input.prefetch,
+  )
+  first = next(batches)
+  images.check_size(
+    first["image"], images.size_of(config), key="config.input.ops"
+  )
+  return itertools.chain([first], batches)
+
+
+def _check_best(best, evals):
+  if best and best.partition("/")[0] not in evals:
+    raise ValueError(
+      f"config.checkpoint.best = {best!r} names no evaluator; write NAME/top1 "
+      f"with NAME one of {', '.join(evals) or '(config.evals is empty)'}."
+    )
+
+
+def _warn_of_jump(saved, schedule, num_examples):
+  """Says so when a changed config changes the learning rate at this step."""
+  step = saved["step"]
+  before, _ = build.schedule(ConfigDict(saved["config"]), num_examples)
+  old, new = float(before(step)), float(schedule(step))
+  if old != new:
+    log.warning(
+      "The learning rate at step %d was %g in the saved run and is now %g.",
+      step,
+      old,
+      new,
+    )
+
+
+def _finish(config, run, metrics, seconds):
+  """Writes summary.json, and says what came out and what to do next."""
+  summary = {
+    "status": "done",
+    "step": run.parts.total,
+    "final": metrics.final,
+    "best": metrics.best,
+    "wall_seconds": round(seconds, 1),
+  }
+  if jax.process_index() != 0:
+    return
+  report.write_atomically(
+    run.workdir / "summary.json", json.dumps(summary, indent=2) + "\n"
+  )
+  lines = [f"\nDone: {run.parts.total} updates; this start took {seconds:.0f} s."]
+  for name, entry in metrics.final.items():
+    best = metrics.best[name]
+    show = "{:.2%}" if "/top" in name else "{:.4f}"
+    lines.append(
+      f"  {name:12} final {show.format(entry['value'])}   "
+      f"best {show.format(best['value'])} at step {best['step']}"
+    )
+  lines += [
+    f"In {run.workdir}: checkpoints/, metrics.jsonl, config.json, summary.json",
+    "Next:",
+    f"  tensorboard --logdir={run.workdir}",
+    f"  python -m vit_jax.predict --checkpoint={run.workdir} IMAGE …",
+    "  python -m vit_jax.main --config=configs/digits.py "
+    "--config.input.source=folder:PATH --workdir=runs/mine",
+  ]
+  print("\n".join(lines), flush=True)
