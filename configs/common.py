@@ -24,10 +24,10 @@ def base() -> ConfigDict:
   config.loss = "softmax"  # "softmax" | "sigmoid" (sum over the classes).
   config.label_smoothing = 0.0  # Share a of the target: (1 - a) y + a / c.
   config.mixup = 0.0  # Beta(a, a) of the mixing weight; 0 is off.
-  config.cutmix = 0.0  # The same for pasted boxes; a coin decides if both are on.
+  config.cutmix = 0.0  # The same for pasted boxes; with both on, a coin.
 
   config.log_every = "50"  # Updates between two rows of metrics.jsonl.
-  config.profile = ""  # "START:STOP": updates traced for TensorBoard's profiler.
+  config.profile = ""  # "START:STOP": updates to trace for TensorBoard.
   config.resume_from = ""  # Full state of another run, for a new workdir.
 
   config.model = ConfigDict()
@@ -54,13 +54,13 @@ def base() -> ConfigDict:
   config.input.ops = "decode|resize({size})"  # {size} is image_size.
   config.input.batch_size = 512  # Global: over all devices and hosts.
   config.input.streams = 0  # Logical data streams; 0: as many as processes.
-  config.input.shuffle_buffer = 50_000  # Examples.
+  config.input.shuffle_buffer = 50_000  # Examples; 1: in the split's order.
   config.input.prefetch = 2  # Batches made ready ahead of the step.
 
   config.optim = ConfigDict()
   config.optim.name = "adamw"  # "adamw" | "sgd".
   config.optim.lr = 1e-3
-  config.optim.schedule = "cosine"  # "cosine" | "linear" | "rsqrt" | "constant".
+  config.optim.schedule = "cosine"  # or "linear", "rsqrt", "constant".
   config.optim.warmup = "0"  # Linear, from 0.
   config.optim.cooldown = "0"  # Linear, to 0, over the last updates.
   config.optim.end_lr = 0.0  # Where "linear" ends.

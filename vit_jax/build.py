@@ -57,10 +57,32 @@ def schedule(config: Any, num_examples: int) -> tuple[schedules.Schedule, int]:
   return schedules.make_schedule(config.optim, total, to_steps), total
 
 
+def weights(
+  config: Any, mesh: Mesh, *, num_classes: int
+) -> tuple[steps.Objective, Any]:
+  """Assembles what using a model takes: its objective and abstract parameters.
+
+  Args:
+    config: see `configs/common.py`.
+    mesh: from `sharding.make_mesh`.
+    num_classes: outputs of the model.
+
+  Returns:
+    The objective, and the parameters' shapes, dtypes and shardings.
+
+  Raises:
+    ValueError: a model that cannot be, or that the mesh cannot split.
+  """
+  objective = objectives.build(config, num_classes)
+  params = jax.eval_shape(objective.init, jax.random.key(0))
+  sharding.check_model(params, mesh, models.PARAM_AXES)
+  return objective, _placed(params, mesh)
+
+
 def parts(
   config: Any, mesh: Mesh, *, num_classes: int, num_examples: int
 ) -> Parts:
-  """Assembles and checks everything that does not need data or memory.
+  """Assembles and checks everything that needs neither data nor memory.
 
   Args:
     config: see `configs/common.py`.
@@ -74,21 +96,23 @@ def parts(
   sharding.check_batch_size(config.input.batch_size, mesh, config.accumulate)
   if not 0 <= config.ema < 1:
     raise ValueError(f"config.ema = {config.ema}: the decay is in [0, 1).")
-  objective = objectives.build(config, num_classes)
+  objective, params = weights(config, mesh, num_classes=num_classes)
   rate, total = schedule(config, num_examples)
-  params = jax.eval_shape(objective.init, jax.random.key(0))
   tx = optim.make_optimizer(config.optim, params, rate)
-  abstract = steps.abstract_state(objective, tx, ema=config.ema)
-  shardings = sharding.tree_shardings(abstract, mesh, models.PARAM_AXES)
-  sharding.check_model(params, mesh, models.PARAM_AXES)
-  state = jax.tree.map(
+  state = _placed(steps.abstract_state(objective, tx, ema=config.ema), mesh)
+  shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+  return Parts(objective, total, rate, tx, state, shardings)
+
+
+def _placed(abstract, mesh):
+  """Gives each abstract leaf the sharding that the model's rules say."""
+  return jax.tree.map(
     lambda leaf, where: jax.ShapeDtypeStruct(
       leaf.shape, leaf.dtype, sharding=where
     ),
     abstract,
-    shardings,
+    sharding.tree_shardings(abstract, mesh, models.PARAM_AXES),
   )
-  return Parts(objective, total, rate, tx, state, shardings)
 
 
 def train_step(config: Any, mesh: Mesh, parts: Parts) -> Callable:

@@ -107,17 +107,22 @@ class _KeepBest(policies.PreservationPolicy):
 
   def should_preserve(self, checkpoints, *, context):
     steps = [info.step for info in checkpoints]
-    scored = [step for step in steps if self._scores.get(step) is not None]
-    best = max(scored, key=self._scores.get, default=None)
+    best = highest({step: self._scores.get(step) for step in steps})
     return [step == best for step in steps]
 
 
 def score(meta: Meta, name: str) -> float | None:
-  """Returns a step's evaluation value, higher is better; None if it has none."""
+  """Returns a step's evaluation value, higher is better, if it has one."""
   value = meta["values"].get(name)
   if value is None or not math.isfinite(value):
     return None
   return -value if name.endswith("loss") else value
+
+
+def highest(scores: Mapping[int, float | None]) -> int | None:
+  """Returns the step with the highest score, if any has one."""
+  scored = {step: value for step, value in scores.items() if value is not None}
+  return max(scored, key=scored.__getitem__, default=None)
 
 
 def steps_in(directory: epath.PathLike) -> dict[int, epath.Path]:
@@ -194,13 +199,13 @@ def _best_step(steps):
   metas = {step: read_meta(path) for step, path in steps.items()}
   name = metas[max(steps)]["config"]["checkpoint"]["best"]
   scores = {step: score(meta, name) for step, meta in metas.items()}
-  scored = [step for step, value in scores.items() if value is not None]
-  if not scored:
+  best = highest(scores)
+  if best is None:
     raise ValueError(
       f"No step was evaluated with config.checkpoint.best = {name!r}, so none "
       "is the best; ask for latest or a number."
     )
-  return max(scored, key=scores.get)
+  return best
 
 
 def misfits(path: epath.PathLike, item: str, abstract: Any) -> list[str]:
@@ -233,6 +238,41 @@ def restore_item(path: epath.PathLike, item: str, abstract: Any) -> Any:
     return checkpointer.restore(epath.Path(path) / item, abstract)
 
 
+def restore_weights(
+  path: epath.PathLike, abstract: Any, weights: str = ""
+) -> Any:
+  """Restores the parameters of a step, or their average, for use.
+
+  Args:
+    path: a step directory.
+    abstract: the parameters; leaves carry shardings.
+    weights: "params" or "ema"; "" is ema where the run kept it.
+
+  Raises:
+    ValueError: no such weights; they are not the model's, with every leaf.
+  """
+  kept = [
+    item for item in ("ema", "params") if (epath.Path(path) / item).exists()
+  ]
+  item = weights or kept[0]
+  if item not in kept:
+    raise ValueError(
+      f"{path} holds no {item!r} weights, but {', '.join(kept)}."
+    )
+  _check_fit(path, {item: abstract})
+  return restore_item(path, item, abstract)
+
+
+def _check_fit(path, items):
+  lines = [
+    line for name, tree in items.items() for line in misfits(path, name, tree)
+  ]
+  if lines:
+    raise Misfit(
+      f"{path} does not fit ({len(lines)} leaves):\n  " + "\n  ".join(lines)
+    )
+
+
 def restore(path: epath.PathLike, abstract: TrainState) -> TrainState:
   """Restores a whole state onto the shardings that `abstract` carries.
 
@@ -244,14 +284,7 @@ def restore(path: epath.PathLike, abstract: TrainState) -> TrainState:
     for name in _ARRAYS
     if jax.tree.leaves(getattr(abstract, name))
   }
-  lines = [
-    line for name, tree in items.items() for line in misfits(path, name, tree)
-  ]
-  if lines:
-    raise Misfit(
-      f"{path} does not fit this run ({len(lines)} leaves):\n  "
-      + "\n  ".join(lines)
-    )
+  _check_fit(path, items)
   restored = {
     name: restore_item(path, name, tree) for name, tree in items.items()
   }
@@ -346,7 +379,7 @@ def _changes(old, new):
 
 
 def _flat(values: Mapping, prefix=""):
-  flat = {}
+  flat: dict[str, Any] = {}
   for key, value in values.items():
     if isinstance(value, Mapping):
       flat |= _flat(value, f"{prefix}{key}.")

@@ -26,7 +26,9 @@ def normalize(
   images: UInt8[Array, "n h w 3"], input_range: str
 ) -> Float[Array, "n h w 3"]:
   """Maps uint8 pixels to the range that the model was made for."""
-  offset, scale = (jnp.array(x)[None, None, None] for x in INPUT_RANGES[input_range])
+  offset, scale = (
+    jnp.array(x)[None, None, None] for x in INPUT_RANGES[input_range]
+  )
   return (images.astype(jnp.float32) - offset) / scale
 
 

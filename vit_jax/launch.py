@@ -14,19 +14,20 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
-import tensorflow as tf
-from absl import app, flags
-from absl import logging as absl_logging
-from ml_collections import config_flags
+# TensorFlow only reads images here; it greets on import unless told not to.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+
+import jax  # noqa: E402
+import tensorflow as tf  # noqa: E402
+from absl import app, flags  # noqa: E402
+from absl import logging as absl_logging  # noqa: E402
+from ml_collections import config_flags  # noqa: E402
 
 REFUSED, NOT_FINITE, TERMINATED = 2, 3, 143
 
 log = logging.getLogger("vit_jax")
 
-_CONFIG = config_flags.DEFINE_config_file(
-  "config", None, "A recipe and what to change in it.", lock_config=True
-)
 _CACHE = flags.DEFINE_string(
   "compilation_cache",
   os.path.join(
@@ -72,19 +73,46 @@ class Terminator:
     return self._came
 
 
-def start(command: Callable[[Any], Any]) -> None:
-  """Runs `command(config)` as the program and exits with its status.
+def config_flag() -> flags.FlagHolder:
+  """Defines `--config=FILE[:ARG]` and its overrides for a command."""
+  return config_flags.DEFINE_config_file(
+    "config", None, "A recipe and what to change in it.", lock_config=True
+  )
 
-  The command's own flags are defined, by absl, in its module.
+
+def checkpoint_flags() -> tuple[flags.FlagHolder, ...]:
+  """Defines `--checkpoint`, `--step` and `--weights` for a command."""
+  return (
+    flags.DEFINE_string(
+      "checkpoint", "", "A workdir, its checkpoints, or one step's directory."
+    ),
+    flags.DEFINE_string("step", "latest", '"latest", "best" or a number.'),
+    flags.DEFINE_enum(
+      "weights", "", ["", "params", "ema"], '"": ema where the run kept it.'
+    ),
+  )
+
+
+def start(command: Callable[[list[str]], Any], *, words: str = "") -> None:
+  """Runs `command(words)` as the program and exits with its status.
+
+  Args:
+    command: takes the words that stand beside the flags. Its flags are defined,
+      by absl, in its module.
+    words: what these words are ("IMAGE …"); "" where there may be none.
   """
 
   def main(argv):
-    if len(argv) > 1:
-      raise Refused(f"Unexpected argument {argv[1]!r}: flags are --name=value.")
-    if _CONFIG.value is None:
+    if "config" in flags.FLAGS and flags.FLAGS["config"].value is None:
       raise Refused("Say what to run: --config=configs/digits.py")
+    if bool(argv[1:]) != bool(words):
+      raise Refused(
+        f"Say which: {words}"
+        if words
+        else f"Unexpected {argv[1]!r}: flags are written --name=value."
+      )
     _set_up()
-    command(_CONFIG.value)
+    command(argv[1:])
 
   app.run(lambda argv: _exit_status(lambda: main(argv)), flags_parser=_parse)
 
@@ -109,11 +137,10 @@ def _fail(status, error):
 def _parse(argv):
   try:
     return flags.FLAGS(argv)
-  except (flags.Error, ValueError, TypeError, LookupError, AttributeError) as error:
+  except (KeyError, AttributeError) as error:
+    _fail(REFUSED, f"There is no such config key: {error.args[0]}")
+  except (flags.Error, ValueError, TypeError, OSError) as error:
     # absl and ml_collections raise all of these for a flag that cannot be.
-    text = error.args[0] if isinstance(error, KeyError) else error
-    _fail(REFUSED, text)
-  except OSError as error:
     _fail(REFUSED, error)
 
 

@@ -1,15 +1,16 @@
 """Trains, or goes on training: the same command does both.
 
-  python -m vit_jax.main --config=configs/digits.py --workdir=runs/digits
+python -m vit_jax.main --config=configs/digits.py --workdir=runs/digits
 """
 
 from absl import flags
 
 from vit_jax import launch, train
 
+_CONFIG = launch.config_flag()
 _WORKDIR = flags.DEFINE_string(
   "workdir", "", "Where the run lives: checkpoints, metrics, config."
 )
 
 if __name__ == "__main__":
-  launch.start(lambda config: train.run(config, _WORKDIR.value))
+  launch.start(lambda _: train.run(_CONFIG.value, _WORKDIR.value))

@@ -31,7 +31,7 @@ class Metrics:
   """
 
   def __init__(self, workdir: epath.PathLike, start: int):
-    """Opens the files at step `start`; later rows, of a lost future, are cut."""
+    """Opens the files at step `start` and cuts the rows of a lost future."""
     self._path = epath.Path(workdir) / "metrics.jsonl"
     self._active = jax.process_index() == 0
     self._last: Row = {"step": -1}
@@ -70,7 +70,9 @@ class Metrics:
       entry = {"value": value, "step": row["step"]}
       sign = -1 if name.endswith("loss") else 1
       self.final[name] = entry
-      if name not in self.best or sign * value > sign * self.best[name]["value"]:
+      if (
+        name not in self.best or sign * value > sign * self.best[name]["value"]
+      ):
         self.best[name] = entry
 
 
@@ -190,7 +192,9 @@ class Profiler:
     start, _, stop = window.partition(":")
     self._window = range(0)
     if window:
-      if not (start.isdecimal() and stop.isdecimal() and int(start) < int(stop)):
+      if not (
+        start.isdecimal() and stop.isdecimal() and int(start) < int(stop)
+      ):
         raise ValueError(
           f'config.profile = {window!r}: write "START:STOP", the updates to '
           'trace, such as "100:105"; "" is off.'

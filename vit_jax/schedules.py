@@ -47,14 +47,19 @@ def to_steps(
       f'"300ep" (epochs), "1Mex" (examples){percent}; "0" is off.'
     )
   number = Fraction(match[1]) * {"": 1, "k": 10**3, "M": 10**6}[match[2]]
-  steps = number * {
-    "": Fraction(1),
-    "ep": Fraction(num_examples, batch_size),
-    "ex": Fraction(1, batch_size),
-    "%": Fraction(total, 100),
-  }[match[3]]
+  steps = (
+    number
+    * {
+      "": Fraction(1),
+      "ep": Fraction(num_examples, batch_size),
+      "ex": Fraction(1, batch_size),
+      "%": Fraction(total, 100),
+    }[match[3]]
+  )
   if not match[3] and steps.denominator != 1:
-    raise ValueError(f"{key} = {duration!r}: {float(steps)} updates; use a whole number.")
+    raise ValueError(
+      f"{key} = {duration!r}: {float(steps)} updates; use a whole number."
+    )
   return max(1, int(steps)) if number else 0
 
 
@@ -63,7 +68,7 @@ def make_schedule(
 ) -> Schedule:
   """Builds the learning rate of a run.
 
-  With t updates done of T, warm-up w, progress p = clip((t - w) / (T - w), 0, 1):
+  With t updates done of T, warm-up w, p = clip((t - w) / (T - w), 0, 1):
 
     cosine    lr (1 + cos(pi p)) / 2
     linear    end_lr + (lr - end_lr) (1 - p)
@@ -93,8 +98,8 @@ def make_schedule(
   timescale = to_steps(config.timescale, "config.optim.timescale")
   if warmup + cooldown > total:
     raise ValueError(
-      f"config.optim.warmup ({warmup} updates) and cooldown ({cooldown}) do not "
-      f"fit in the run: config.total is {total} updates."
+      f"config.optim.warmup ({warmup} updates) and cooldown ({cooldown}) do "
+      f"not fit in the run: config.total is {total} updates."
     )
 
   def schedule(step):

@@ -110,7 +110,7 @@ def tree_shardings(abstract: Any, mesh: Mesh, rules: Rules) -> Any:
     abstract: leaves with `shape`; nothing is computed. Optimiser moments and
       averaged weights end in their parameter's path, so its rule serves them.
     mesh: from `make_mesh`.
-    rules: `(path regex, one axis name or None per dimension)`, first match wins.
+    rules: `(path regex, axis name or None per dimension)`, first match wins.
       Stacked blocks have one leading dimension more, which is never split. A
       dimension that does not divide by its axis stays whole.
 

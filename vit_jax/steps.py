@@ -170,7 +170,7 @@ def make_train_step(
     one = jnp.ones(())
     metrics |= {
       "lr": (schedule(state.step), one),
-      "grad_norm": (optax.global_norm(grads), one),
+      "grad_norm": (optax.tree.norm(grads), one),
     }
     average = state.ema
     if ema:

@@ -86,7 +86,9 @@ def run(config: Any, workdir: str) -> steps.TrainState | None:
       prepared = prepare(config, path)
     step = int(prepared.state.step)
     metrics = report.Metrics(path, step)
-    progress = report.Progress(step, prepared.parts.total, config.input.batch_size)
+    progress = report.Progress(
+      step, prepared.parts.total, config.input.batch_size
+    )
     with prepared.saver, progress:
       state = loop(config, prepared, metrics, progress, terminator)
   _finish(config, prepared, metrics, time.perf_counter() - began)
@@ -116,21 +118,16 @@ def prepare(config: Any, workdir: epath.Path) -> Run:
   }
   evals = {
     name: (
-      evaluators.build(
-        name,
-        entry,
-        source=_evaluation_source(config, entry),
-        classes=source.class_names,
-        objective=parts.objective,
-        mesh=mesh,
-        shardings=parts.shardings.params,
-        loss=config.loss,
-        image_size=images.size_of(config),
-      ),
-      to_steps(entry.every, f"config.evals.{name}.every"),
+      evaluate,
+      to_steps(config.evals[name].every, f"config.evals.{name}.every"),
     )
-    for name, entry in config.evals.items()
-    if entry.kind
+    for name, evaluate in evaluators.build_all(
+      config,
+      classes=source.class_names,
+      objective=parts.objective,
+      mesh=mesh,
+      params=parts.state.params,
+    ).items()
   }
   _check_best(config.checkpoint.best, evals)
   profiler = report.Profiler(config.profile, workdir)
@@ -147,31 +144,22 @@ def prepare(config: Any, workdir: epath.Path) -> Run:
   directory = workdir / "checkpoints"
   found = checkpoints.restore_latest(directory, parts.state, check)
   if found:
-    state, saved = found
-    log.info("Resuming at step %d of %d.", state.step, parts.total)
+    log.info("Resuming at step %d of %d.", found[0].step, parts.total)
   elif config.resume_from:
     path = checkpoints.locate(config.resume_from)
-    saved = checkpoints.read_meta(path)
-    state = checkpoints.restore(path, parts.state)
-    log.info("Starting from %s, at step %d.", path, state.step)
+    found = checkpoints.restore(path, parts.state), checkpoints.read_meta(path)
+    log.info("Starting from %s, at step %d.", path, found[0].step)
   else:
     log.info("Starting at step 0 of %d.", parts.total)
-    saved = {"guard": {"streams": jax.process_count()}}
-    state = steps.init_state(
-      parts.objective,
-      parts.tx,
-      parts.shardings,
-      seed=config.seed,
-      ema=config.ema,
-    )
-  if state.step > parts.total:
+  step = int(found[0].step) if found else 0
+  streams = found[1]["guard"]["streams"] if found else jax.process_count()
+  if step > parts.total:
     raise ValueError(
-      f"The run has done {state.step} updates already; config.total = "
+      f"The run has done {step} updates already; config.total = "
       f"{config.total!r} is {parts.total}."
     )
-  meta = describe(config, source, saved["guard"]["streams"])
-  batches = _batches(config, source, meta["guard"]["streams"], int(state.step))
-
+  meta = describe(config, source, streams)
+  batches = _batches(config, source, meta["guard"]["streams"], step)
   saver = checkpoints.Checkpoints(
     directory,
     keep=config.checkpoint.keep,
@@ -179,6 +167,17 @@ def prepare(config: Any, workdir: epath.Path) -> Run:
       config.checkpoint.keep_every, "config.checkpoint.keep_every"
     ),
     best=config.checkpoint.best,
+  )
+  state = (
+    found[0]
+    if found
+    else steps.init_state(
+      parts.objective,
+      parts.tx,
+      parts.shardings,
+      seed=config.seed,
+      ema=config.ema,
+    )
   )
   if jax.process_index() == 0:
     report.write_atomically(
@@ -214,9 +213,9 @@ def loop(
     for name, value in values.items():
       if not math.isfinite(value):
         raise FloatingPointError(
-          f"{name} is {value} in update {step}. No checkpoint holds it. Resuming "
-          "meets it again unless something changes: a lower config.optim.lr, a "
-          "longer warmup, config.optim.clip=1."
+          f"{name} is {value} in update {step}. No checkpoint holds it. "
+          "Resuming meets it again unless something changes: a lower "
+          "config.optim.lr, a longer warmup, config.optim.clip=1."
         )
     progress.updated(step, values["train/loss"])
     if _due(step, run.every["log"]) or step == total or due_evals(step):
@@ -240,7 +239,9 @@ def loop(
       settle()
       with progress.aside():
         for name in evaluate:
-          values = run.evals[name][0](state.ema or state.params, terminator.came)
+          values = run.evals[name][0](
+            state.ema or state.params, terminator.came
+          )
           if values is None:
             break
           values = {f"{name}/{key}": value for key, value in values.items()}
@@ -331,12 +332,6 @@ def _absolute(workdir):
   return path
 
 
-def _evaluation_source(config, entry):
-  return input_pipeline.get_source(
-    entry.source or config.input.source, entry.split, config.input.data_dir
-  )
-
-
 def _batches(config, source, streams, step):
   """Opens the stream at `step` and looks at its first batch."""
   batches = input_pipeline.train_batches(
@@ -394,7 +389,9 @@ def _finish(config, run, metrics, seconds):
   report.write_atomically(
     run.workdir / "summary.json", json.dumps(summary, indent=2) + "\n"
   )
-  lines = [f"\nDone: {run.parts.total} updates; this start took {seconds:.0f} s."]
+  lines = [
+    f"\nDone: {run.parts.total} updates; this start took {seconds:.0f} s."
+  ]
   for name, entry in metrics.final.items():
     best = metrics.best[name]
     show = "{:.2%}" if "/top" in name else "{:.4f}"

@@ -1,7 +1,7 @@
 """Evaluators: one file each, named by `kind` in `config.evals`.
 
-An evaluator module has `build(config, *, source, classes, objective, mesh,
-shardings, loss) -> Evaluator`. This room knows no loop and no checkpoint.
+An evaluator module has `build(entry, *, config, source, classes, objective,
+mesh, shardings) -> Evaluator`. This room knows no loop and no checkpoint.
 """
 
 import importlib
@@ -9,26 +9,61 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any
 
-from vit_jax import trees
+import jax
+from jax.sharding import Mesh
+
+import input_pipeline
+from vit_jax import steps, trees
 
 # (params, stop) -> name -> value; None when `stop()` turned true half-way.
 Evaluator = Callable[[Any, Callable[[], bool]], dict[str, float] | None]
 
 
-def build(name: str, config: Any, **context: Any) -> Evaluator:
-  """Builds the evaluator called `name` of `config.evals`.
+def build_all(
+  config: Any,
+  *,
+  classes: tuple[str, ...],
+  objective: steps.Objective,
+  mesh: Mesh,
+  params: Any,
+) -> dict[str, Evaluator]:
+  """Builds all evaluators that `config.evals` switches on.
+
+  Args:
+    config: the whole config.
+    classes: names of the model's outputs.
+    objective: gives the predictions.
+    mesh: from `sharding.make_mesh`.
+    params: abstract parameters that carry their shardings.
 
   Raises:
-    ValueError: an unknown kind, or what the evaluator refuses, with its name.
+    ValueError: an unknown kind, or what an evaluator refuses, with its name.
   """
   kinds = [module.name for module in pkgutil.iter_modules(__path__)]
-  if config.kind not in kinds:
-    raise ValueError(
-      f"config.evals.{name}.kind = {config.kind!r}; there are "
-      f"{', '.join(kinds)}.{trees.nearest(config.kind, kinds)}"
-    )
-  module = importlib.import_module(f"{__name__}.{config.kind}")
-  try:
-    return module.build(config, **context)
-  except ValueError as error:
-    raise ValueError(f"config.evals.{name}: {error}") from error
+  shardings = jax.tree.map(lambda leaf: leaf.sharding, params)
+  built = {}
+  for name, entry in config.evals.items():
+    if not entry.kind:
+      continue
+    if entry.kind not in kinds:
+      raise ValueError(
+        f"config.evals.{name}.kind = {entry.kind!r}; there are "
+        f"{', '.join(kinds)}.{trees.nearest(entry.kind, kinds)}"
+      )
+    module = importlib.import_module(f"{__name__}.{entry.kind}")
+    try:
+      source = input_pipeline.get_source(
+        entry.source or config.input.source, entry.split, config.input.data_dir
+      )
+      built[name] = module.build(
+        entry,
+        config=config,
+        source=source,
+        classes=classes,
+        objective=objective,
+        mesh=mesh,
+        shardings=shardings,
+      )
+    except ValueError as error:
+      raise ValueError(f"config.evals.{name}: {error}") from error
+  return built

@@ -14,15 +14,14 @@ _IN_FLIGHT = 4  # Batches: enough to keep the device busy, bounded in memory.
 
 
 def build(
-  config: Any,
+  entry: Any,
   *,
+  config: Any,
   source: input_pipeline.Source,
   classes: tuple[str, ...],
   objective: steps.Objective,
   mesh: Mesh,
   shardings: Any,
-  loss: str,
-  image_size: tuple[int, int],
 ) -> Evaluator:
   """Builds the evaluator of one labelled split.
 
@@ -32,22 +31,21 @@ def build(
   batch size and any device count give the same numbers.
 
   Args:
-    config: the entry of `config.evals`.
+    entry: of `config.evals`.
+    config: the whole config: image size, and loss without label smoothing.
     source: the split to evaluate.
     classes: names of the model's outputs.
     objective: gives the predictions.
     mesh: from `sharding.make_mesh`.
     shardings: of the parameters.
-    loss: "softmax" or "sigmoid", without label smoothing.
-    image_size: (height, width) that the model takes, in pixels.
 
   Returns:
     evaluate(params, stop) -> {"top1", "top5", "loss" (means), "n" (examples)},
     or None as soon as `stop()` is true.
 
   Raises:
-    ValueError: the split's classes are not the model's; a bad batch size; images
-      of another size than the model's.
+    ValueError: the split's classes are not the model's; a bad batch size;
+      images of another size than the model's.
   """
   if source.class_names != classes:
     raise ValueError(
@@ -55,18 +53,19 @@ def build(
       f"({_listing(source.class_names)}), the model {len(classes)} "
       f"({_listing(classes)}). They must be the same, in the same order."
     )
-  if config.batch_size < 1:
-    raise ValueError(f"batch_size = {config.batch_size}; use 1 or more.")
-  ops = images.sized(config.ops, image_size)
+  if entry.batch_size < 1:
+    raise ValueError(f"batch_size = {entry.batch_size}; use 1 or more.")
+  size = images.size_of(config)
+  ops = images.sized(entry.ops, size)
   first = next(input_pipeline.eval_batches(source, ops, batch_size=1)[0])
-  images.check_size(first["image"], image_size, key="ops")
+  images.check_size(first["image"], size, key="ops")
   unit = np.lcm(sharding.batch_devices(mesh), jax.process_count())
-  batch_size = int(-(-config.batch_size // unit) * unit)
+  batch_size = int(-(-entry.batch_size // unit) * unit)
   summarize = steps.make_predict_step(
     objective,
     mesh,
     shardings,
-    then=lambda outputs, batch: _sums(outputs["logits"], batch, loss),
+    then=lambda outputs, batch: _sums(outputs["logits"], batch, config.loss),
   )
 
   def evaluate(params, stop):

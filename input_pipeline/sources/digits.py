@@ -1,0 +1,80 @@
+"""`digits:` — scikit-learn's 1797 real handwritten digits, 8x8, ten classes.
+
+Splits: `train` (1437) and `test` (360), cut once and for all from a stratified
+order; slices of either work.
+"""
+
+import gzip
+import hashlib
+import importlib.util
+import pathlib
+
+import numpy as np
+import tensorflow as tf
+
+from input_pipeline import splits
+from input_pipeline.errors import suggest
+from input_pipeline.sources import Features, Source
+
+_NUM_TRAIN = 1437
+
+
+def make(argument: str, split: str, data_dir: str) -> Source:
+  """Builds the source; `argument` must be empty, `data_dir` plays no part."""
+  del data_dir
+  if argument:
+    raise ValueError(
+      f"digits: takes nothing after its colon, not {argument!r}."
+    )
+  images, labels = _load()
+  order = splits.stratified_order(labels, [str(i) for i in range(len(labels))])
+  rows_of = {"train": order[:_NUM_TRAIN], "test": order[_NUM_TRAIN:]}
+  chosen = []
+  for name, parts in splits.parse_split(split).items():
+    if name not in rows_of:
+      raise ValueError(
+        f"digits: has no split {name!r}. " + suggest(name, rows_of)
+      )
+    rows = rows_of[name]
+    chosen.append(rows[splits.take_slices(parts, len(rows))])
+  rows = np.concatenate(chosen)
+  images, labels = images[rows], labels[rows]
+  digest = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
+  image_table, label_table = tf.constant(images), tf.constant(labels[:, None])
+
+  def parse(index: tf.Tensor) -> Features:
+    return {"image": image_table[index], "labels": label_table[index]}
+
+  return Source(
+    spec="digits:",
+    split=split,
+    num_examples=len(rows),
+    class_names=tuple("0123456789"),
+    digest=digest,
+    parse=parse,
+    name_of=lambda index: f"digits: image {rows[index]} of scikit-learn's list",
+  )
+
+
+def _load() -> tuple[np.ndarray, np.ndarray]:
+  """All digits: uint8 [1797, 8, 8, 3] and int32 [1797]."""
+  package = importlib.util.find_spec("sklearn")
+  if package is None or not package.submodule_search_locations:
+    raise ValueError(
+      "The source digits: comes with scikit-learn, which is not installed. "
+      "Type: pip install 'vit-jax[quickstart]'"
+    )
+  # Importing scikit-learn costs a second or two of start-up, its table 50 ms.
+  root = pathlib.Path(package.submodule_search_locations[0])
+  table = root / "datasets" / "data" / "digits.csv.gz"
+  if table.exists():
+    text = gzip.decompress(table.read_bytes()).decode()
+    rows = np.array(text.replace("\n", ",").rstrip(",").split(","), np.float64)
+    rows = rows.reshape(-1, 65)
+    pixels, labels = rows[:, :64], rows[:, 64]
+  else:
+    from sklearn import datasets
+
+    pixels, labels = datasets.load_digits(return_X_y=True)
+  grey = np.rint(pixels * 255 / 16).astype(np.uint8).reshape(-1, 8, 8, 1)
+  return np.repeat(grey, 3, axis=-1), labels.astype(np.int32)

@@ -1,0 +1,338 @@
+"""The loop: exact resume, honest metrics, refusals before compilation."""
+
+import json
+import os
+import pathlib
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+import input_pipeline
+from configs import common
+from tests.conftest import tiny_config
+from vit_jax import checkpoints, launch, steps, train, trees
+
+
+def rows(workdir):
+  """Returns metrics.jsonl without what depends on the clock on the wall."""
+  lines = (workdir / "metrics.jsonl").read_text().splitlines()
+  parsed = [json.loads(line) for line in lines]
+  for row in parsed:
+    row.pop("train/images_per_second", None)
+  return parsed
+
+
+def final_state(workdir):
+  """Returns params and optimiser state of the newest checkpoint, by path."""
+  path = checkpoints.locate(str(workdir))
+  leaves = {}
+  for item in ("params", "opt_state"):
+    with checkpoints.ocp.StandardCheckpointer() as checkpointer:
+      leaves |= {
+        f"{item}/{name}": np.asarray(leaf)
+        for name, leaf in trees.flatten(
+          checkpointer.restore(path / item)
+        ).items()
+      }
+  return leaves
+
+
+def assert_same_run(one, other):
+  assert rows(one) == rows(other)
+  ours, theirs = final_state(one), final_state(other)
+  assert ours.keys() == theirs.keys()
+  for name, leaf in ours.items():
+    np.testing.assert_array_equal(leaf, theirs[name], err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+  """The workdir of a run that nobody disturbed."""
+  workdir = tmp_path_factory.mktemp("whole")
+  train.run(tiny_config(), str(workdir))
+  return workdir
+
+
+class Stop(Exception):
+  """Stands for a kill in the middle of a run."""
+
+
+def run_until(config, workdir, step, monkeypatch):
+  """Trains until batch `step` is asked for, then dies."""
+  real = train._next
+  taken = iter(range(10**9))
+
+  def die(batches):
+    start = checkpoint_before(workdir)
+    if start + next(taken) >= step:
+      raise Stop
+    return real(batches)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(train, "_next", die)
+    with pytest.raises(Stop):
+      train.run(config, str(workdir))
+
+
+def checkpoint_before(workdir):
+  steps_there = checkpoints.steps_in(pathlib.Path(workdir) / "checkpoints")
+  run_until.first = getattr(run_until, "first", {})
+  key = str(workdir)
+  run_until.first.setdefault(key, max(steps_there, default=0))
+  return run_until.first[key]
+
+
+def test_a_run_writes_what_it_promises(whole):
+  names = {path.name for path in whole.iterdir()}
+  assert {"config.json", "metrics.jsonl", "summary.json"} <= names
+  assert any("tfevents" in name for name in names)
+  lines = rows(whole)
+  assert [row["step"] for row in lines] == list(range(1, 9))
+  assert {"train/loss", "train/lr", "train/grad_norm"} <= lines[0].keys()
+  assert {"test/top1", "test/top5", "test/loss", "test/n"} <= lines[3].keys()
+  assert "test/n" not in lines[4]
+  assert lines[3]["test/n"] == 40
+  summary = json.loads((whole / "summary.json").read_text())
+  assert summary["status"] == "done"
+  assert summary["step"] == 8
+  assert summary["final"]["test/top1"]["step"] == 8
+  best = max(row["test/top1"] for row in lines if "test/n" in row)
+  assert summary["best"]["test/top1"]["value"] == best
+  items = {path.name for path in (whole / "checkpoints" / "8").iterdir()}
+  assert {"params", "opt_state", "meta"} <= items
+  assert "ema" not in items
+
+
+def test_first_loss_of_a_zero_head_is_log_c(whole):
+  assert rows(whole)[0]["train/loss"] == pytest.approx(np.log(3), abs=1e-5)
+
+
+@pytest.mark.parametrize("step", [1, 5])
+def test_resuming_equals_never_stopping(whole, tmp_path, monkeypatch, step):
+  run_until(tiny_config(), tmp_path, step, monkeypatch)
+  assert not (tmp_path / "summary.json").exists()
+  train.run(tiny_config(), str(tmp_path))
+  assert_same_run(tmp_path, whole)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 1), (2, 2, 2)])
+def test_resuming_on_another_mesh(whole, tmp_path, monkeypatch, shape):
+  run_until(tiny_config(), tmp_path, 4, monkeypatch)
+  config = tiny_config()
+  config.mesh.update(dict(zip(("data", "fsdp", "model"), shape)))
+  train.run(config, str(tmp_path))
+  ours = [row["train/loss"] for row in rows(tmp_path)]
+  theirs = [row["train/loss"] for row in rows(whole)]
+  np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_a_finished_run_is_left_alone(whole):
+  before = {
+    path: path.stat().st_mtime_ns for path in whole.rglob("*") if path.is_file()
+  }
+  assert train.run(tiny_config(), str(whole)) is None
+  assert before == {
+    path: path.stat().st_mtime_ns for path in whole.rglob("*") if path.is_file()
+  }
+
+
+@pytest.mark.parametrize("where", ["update", "evaluation"])
+def test_sigterm_saves_the_last_completed_step(
+  whole, tmp_path, monkeypatch, where
+):
+  def and_sigterm(real):
+    def call(*args, **kwargs):
+      os.kill(os.getpid(), signal.SIGTERM)
+      return real(*args, **kwargs)
+
+    return call
+
+  with monkeypatch.context() as patch:
+    if where == "update":
+      count = iter(range(99))
+      real = train._next
+      patch.setattr(
+        train,
+        "_next",
+        lambda b: and_sigterm(real)(b) if next(count) == 4 else real(b),
+      )
+    else:
+      # Building the evaluator reads one batch; SIGTERM comes at the next call.
+      count = iter(range(99))
+      real = input_pipeline.eval_batches
+      patch.setattr(
+        input_pipeline,
+        "eval_batches",
+        lambda *args, **kwargs: (
+          and_sigterm(real) if next(count) == 1 else real
+        )(*args, **kwargs),
+      )
+    with pytest.raises(launch.Terminated):
+      train.run(tiny_config(), str(tmp_path))
+  saved = max(checkpoints.steps_in(tmp_path / "checkpoints"))
+  assert saved == {"update": 5, "evaluation": 4}[where]
+  train.run(tiny_config(), str(tmp_path))
+  assert_same_run(tmp_path, whole)
+
+
+def test_nothing_not_finite_is_ever_saved(tmp_path):
+  config = tiny_config(**{"optim.lr": 1e30, "optim.clip": 0.0})
+  with pytest.raises(
+    FloatingPointError, match=r"train/\w+ is \w+ in update \d"
+  ):
+    train.run(config, str(tmp_path))
+  for path in checkpoints.steps_in(tmp_path / "checkpoints").values():
+    with checkpoints.ocp.StandardCheckpointer() as checkpointer:
+      assert steps.nonfinite(checkpointer.restore(path / "params")) == []
+
+
+def test_total_can_grow_and_the_jump_in_learning_rate_is_said(
+  whole, tmp_path, caplog
+):
+  config = tiny_config(total="4")
+  config.optim.lr = 0.03
+  train.run(config, str(tmp_path))
+  (tmp_path / "summary.json").unlink()
+  longer = tiny_config(total="8")
+  longer.optim.lr = 0.03
+  train.log.propagate = True
+  with caplog.at_level("INFO"):
+    train.run(longer, str(tmp_path))
+  text = caplog.text
+  assert "total: was '4', is '8'" in text
+  assert (
+    "The learning rate at step 4 was 0 in the saved run and is now 0.015"
+    in text
+  )
+
+
+def test_resume_from_continues_another_run(whole, tmp_path):
+  config = tiny_config(total="10", resume_from=str(whole))
+  train.run(config, str(tmp_path))
+  assert [row["step"] for row in rows(tmp_path)] == [8, 9, 10]
+  with pytest.raises(launch.Refused, match="No complete checkpoint"):
+    train.run(
+      tiny_config(resume_from=str(tmp_path / "nowhere")), str(tmp_path / "x")
+    )
+
+
+def test_a_relative_workdir_stays_where_the_user_was(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  config = tiny_config(total="1")
+  train.run(config, "out/run1")
+  assert (tmp_path / "out" / "run1" / "summary.json").exists()
+
+
+def test_average_is_saved_and_evaluated(tmp_path):
+  config = tiny_config(total="2", ema=0.5)
+  state = train.run(config, str(tmp_path))
+  assert (tmp_path / "checkpoints" / "2" / "ema").exists()
+  restored = checkpoints.restore_item(
+    tmp_path / "checkpoints" / "2",
+    "ema",
+    jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
+      state.ema,
+    ),
+  )
+  for path, leaf in trees.flatten(restored).items():
+    np.testing.assert_array_equal(leaf, trees.flatten(state.ema)[path])
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"image_size": (18,)}, r"18.*patch.*4.*16.*20"),
+    ({"image_size": (8, 8, 3)}, r"config.image_size = \(8, 8, 3\)"),
+    ({"input.batch_size": 12}, "12 does not divide by 8.*Use 8 or 16"),
+    ({"input.source": "fakes:16,3,40"}, "fakes.*fake:"),
+    ({"input.ops": "decode|resise({size})"}, "resise.*resize"),
+    ({"input.ops": "decode|value_range(-1,1)"}, "config.model.input_range"),
+    ({"input.ops": "decode|onehot(3)"}, "onehot.*config.loss"),
+    ({"input.ops": "decode|keep('image')"}, "keep"),
+    ({"input.ops": "decode|resize(12)"}, "12x12 pixels.*16x16"),
+    ({"evals.test.ops": "decode|resize(12)"}, "config.evals.test: ops.*12x12"),
+    ({"evals.test.kind": "clasification"}, "Did you mean 'classification'"),
+    ({"evals.test.source": "fake:16,4,9"}, "config.evals.test: .*4 classes"),
+    ({"evals.test.batch_size": 0}, "config.evals.test: batch_size = 0"),
+    ({"model.name": "BB/16"}, "BB"),
+    ({"model.name": "B"}, "'B'.*B/16"),
+    ({"model.classifier": "tokens"}, "tokens.*token"),
+    ({"model.input_range": "-1,2"}, "config.model.input_range = '-1,2'"),
+    ({"model.num_heads": 3}, "3"),
+    ({"loss": "softmaxx"}, "config.loss.*Did you mean 'softmax'"),
+    ({"label_smoothing": 1.0}, "config.label_smoothing = 1.0"),
+    ({"mixup": -1.0}, "config.mixup = -1.0"),
+    ({"ema": 1.0}, "config.ema = 1.0"),
+    ({"total": "0"}, "config.total = '0'"),
+    ({"total": "0.5"}, "config.total = '0.5'"),
+    ({"log_every": "often"}, "config.log_every = 'often'"),
+    ({"optim.name": "adam"}, "config.optim.name"),
+    ({"optim.schedule": "cosin"}, "config.optim.schedule"),
+    ({"accumulate": 3}, "accumulate = 3"),
+    ({"mesh.data": 3}, "does not make 8 devices"),
+    ({"mesh.model": 8}, "config.mesh.model = 8 does not divide"),
+    ({"checkpoint.best": "val/top1"}, "config.checkpoint.best.*test"),
+    ({"checkpoint.keep": 0}, "config.checkpoint.keep = 0"),
+    ({"profile": "5"}, "config.profile = '5'"),
+    ({"input.source": "folder:/nowhere"}, "/nowhere"),
+    ({"input.source": ""}, "source"),
+  ],
+)
+def test_refused_before_anything_is_compiled(
+  tmp_path, monkeypatch, changes, message
+):
+  def compiled(*_, **__):
+    raise AssertionError("compiled")
+
+  monkeypatch.setattr(steps, "init_state", compiled)
+  with pytest.raises(launch.Refused, match=message):
+    train.run(tiny_config(**changes), str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"seed": 1}, "seed: was 0, is 1"),
+    ({"input.batch_size": 16}, "batch_size: was 8, is 16"),
+    ({"input.source": "fake:16,3,48"}, "num_examples: was 40, is 48"),
+    ({"input.streams": 2}, "streams: was 1, is 2"),
+    ({"model.depth": 2}, "model.depth: was 0, is 2"),
+    ({"model.scan": True}, "model.scan: was False, is True"),
+    ({"ema": 0.5}, "ema: was 0.0, is 0.5"),
+    ({"optim.name": "sgd"}, "does not fit"),
+    ({"optim.moment_dtype": "bfloat16"}, "bfloat16"),
+  ],
+)
+def test_a_run_under_another_clock_or_model_is_refused(
+  whole, tmp_path, changes, message
+):
+  # A finished run is left alone; so this one pretends not to be.
+  (tmp_path / "checkpoints").symlink_to(whole / "checkpoints")
+  with pytest.raises(launch.Refused, match=message):
+    train.run(tiny_config(**changes), str(tmp_path))
+
+
+def test_a_class_that_train_lacks_is_refused(tmp_path):
+  from PIL import Image
+
+  for place in ("train/a", "train/b", "test/a", "test/c"):
+    folder = tmp_path / "data" / place
+    folder.mkdir(parents=True)
+    for i in range(8):
+      Image.new("RGB", (16, 16), (i, 0, 0)).save(folder / f"{i}.png")
+  config = tiny_config(**{"input.source": f"folder:{tmp_path / 'data'}"})
+  with pytest.raises(launch.Refused, match="'?c'?"):
+    train.run(config, str(tmp_path / "run"))
+
+
+def test_every_config_is_json_and_comes_back(whole):
+  from configs import rerun
+
+  again = rerun.get_config(str(whole / "config.json"))
+  assert again.to_dict() == tiny_config().to_dict()
+  assert isinstance(again.image_size, tuple)
+  assert again.to_json() == tiny_config().to_json()
+  assert common.base().is_locked and again.is_locked

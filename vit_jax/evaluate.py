@@ -1,0 +1,60 @@
+"""Runs the evaluators of a config on weights that are already there.
+
+python -m vit_jax.evaluate --config=configs/digits.py --checkpoint=runs/digits
+"""
+
+import json
+from typing import Any
+
+from vit_jax import build, checkpoints, evaluators, launch, sharding
+
+_CONFIG = launch.config_flag()
+_CHECKPOINT, _STEP, _WEIGHTS = launch.checkpoint_flags()
+
+
+def run(
+  config: Any, checkpoint: str, *, step: str = "latest", weights: str = ""
+) -> dict[str, float]:
+  """Evaluates a checkpoint.
+
+  Args:
+    config: its model, evals and mesh are used; see `configs/common.py`.
+    checkpoint: a workdir, its checkpoints, or one step's directory.
+    step: "latest", "best" or a number.
+    weights: "params" or "ema"; "" is ema where the run kept it.
+
+  Returns:
+    "NAME/top1" and so on -> value.
+
+  Raises:
+    ValueError: no such checkpoint, or one that does not fit the config.
+  """
+  path = checkpoints.locate(checkpoint, step)
+  meta = checkpoints.read_meta(path)
+  mesh = sharding.make_mesh(config.mesh)
+  classes = tuple(meta["guard"]["class_names"])
+  objective, abstract = build.weights(config, mesh, num_classes=len(classes))
+  evals = evaluators.build_all(
+    config, classes=classes, objective=objective, mesh=mesh, params=abstract
+  )
+  params = checkpoints.restore_weights(path, abstract, weights)
+  return {
+    f"{name}/{key}": value
+    for name, evaluate in evals.items()
+    for key, value in (evaluate(params, lambda: False) or {}).items()
+  }
+
+
+def _main(_):
+  with launch.refusal():
+    values = run(
+      _CONFIG.value,
+      _CHECKPOINT.value,
+      step=_STEP.value,
+      weights=_WEIGHTS.value,
+    )
+  print(json.dumps(values))
+
+
+if __name__ == "__main__":
+  launch.start(_main)

@@ -1,0 +1,112 @@
+"""Names what is on images, with a model that was trained here.
+
+python -m vit_jax.predict --checkpoint=runs/digits IMAGE …
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+
+import jax
+import numpy as np
+from absl import flags
+from ml_collections import ConfigDict
+
+import input_pipeline
+from vit_jax import build, checkpoints, images, launch, sharding, steps
+
+_CHECKPOINT, _STEP, _WEIGHTS = launch.checkpoint_flags()
+_TOP = flags.DEFINE_integer(
+  "top", 5, "How many classes to name.", lower_bound=1
+)
+_BATCH = 32
+
+
+def run(
+  checkpoint: str,
+  paths: Sequence[str],
+  *,
+  step: str = "latest",
+  weights: str = "",
+) -> Iterator[tuple[str, dict[str, float] | ValueError]]:
+  """Yields each image's path with its classes and their probabilities.
+
+  The run's own config says how images are prepared: as in its evaluation.
+
+  Args:
+    checkpoint: a workdir, its checkpoints, or one step's directory.
+    paths: image files.
+    step: "latest", "best" or a number.
+    weights: "params" or "ema"; "" is ema where the run kept it.
+
+  Yields:
+    The path, and class name -> probability, most probable first; or the reason
+    why this image cannot be read. With the sigmoid loss classes do not exclude
+    each other and each has its own probability.
+
+  Raises:
+    ValueError: no such checkpoint.
+  """
+  where = checkpoints.locate(checkpoint, step)
+  meta = checkpoints.read_meta(where)
+  config = ConfigDict(meta["config"])
+  classes = meta["guard"]["class_names"]
+  mesh = sharding.make_mesh(ConfigDict({"data": -1, "fsdp": 1, "model": 1}))
+  objective, abstract = build.weights(config, mesh, num_classes=len(classes))
+  params = checkpoints.restore_weights(where, abstract, weights)
+  probabilities = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
+  predict = steps.make_predict_step(
+    objective,
+    mesh,
+    jax.tree.map(lambda leaf: leaf.sharding, abstract),
+    then=lambda outputs, _: probabilities[config.loss](outputs["logits"]),
+  )
+  ops = input_pipeline.parse_ops(_ops(config))
+  unit = sharding.batch_devices(mesh)
+  size = -(-min(_BATCH, len(paths)) // unit) * unit
+  for start in range(0, len(paths), size):
+    read = {path: _read(path, ops) for path in paths[start : start + size]}
+    good = [path for path, it in read.items() if isinstance(it, np.ndarray)]
+    batch = np.zeros((size, *images.size_of(config), 3), np.uint8)
+    for row, path in enumerate(good):
+      batch[row] = read[path]
+    rows = predict(params, sharding.to_device({"image": batch}, mesh))
+    named = dict(zip(good, jax.device_get(rows)))
+    for path, outcome in read.items():
+      if path in named:
+        order = np.argsort(-named[path], kind="stable")
+        outcome = {classes[i]: float(named[path][i]) for i in order}
+      yield path, outcome
+
+
+def _ops(config):
+  """How the run's first evaluation prepares its images."""
+  texts = [entry.ops for entry in config.evals.values()]
+  text = texts[0] if texts else "decode|resize({size})"
+  return images.sized(text, images.size_of(config))
+
+
+def _read(path, ops):
+  try:
+    return input_pipeline.load_image(path, ops)
+  except input_pipeline.DataError as error:
+    return error
+
+
+def _main(paths):
+  with launch.refusal():
+    bad = 0
+    for path, outcome in run(
+      _CHECKPOINT.value, paths, step=_STEP.value, weights=_WEIGHTS.value
+    ):
+      if isinstance(outcome, ValueError):
+        bad += 1
+        print(outcome, file=sys.stderr)
+        continue
+      best = list(outcome.items())[: _TOP.value]
+      print(path, *(f"{name} {share:.1%}" for name, share in best), sep="  ")
+    if bad:
+      raise ValueError(f"{bad} of {len(paths)} images could not be read.")
+
+
+if __name__ == "__main__":
+  launch.start(_main, words="IMAGE …")
