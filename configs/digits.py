@@ -15,13 +15,12 @@ from configs import common
 def get_config():
   """Returns the recipe."""
   config = common.base()
-  config.total = "60ep"
-  config.image_size = (8,)
+  config.total = "100ep"
+  config.image_size = (16,)
   config.label_smoothing = 0.1
-  config.mixup = 0.2
   config.log_every = "50"
 
-  config.model.name = "mu/2"
+  config.model.name = "mu/4"
   config.model.width = 64
   config.model.mlp_dim = 256
   config.model.num_heads = 4
@@ -30,7 +29,7 @@ def get_config():
 
   config.input.source = "digits:"
   config.input.batch_size = 64
-  config.input.ops = "decode_and_random_crop({size}, area_min=0.6)"
+  config.input.ops = "decode_and_random_crop({size}, area_min=0.75)"
 
   config.optim.lr = 2e-3
   config.optim.warmup = "10%"

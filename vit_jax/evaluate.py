@@ -8,9 +8,6 @@ from typing import Any
 
 from vit_jax import build, checkpoints, evaluators, launch, sharding
 
-_CONFIG = launch.config_flag()
-_CHECKPOINT, _STEP, _WEIGHTS = launch.checkpoint_flags()
-
 
 def run(
   config: Any, checkpoint: str, *, step: str = "latest", weights: str = ""
@@ -45,16 +42,12 @@ def run(
   }
 
 
-def _main(_):
+def _main(config, checkpoint, step, weights):
   with launch.refusal():
-    values = run(
-      _CONFIG.value,
-      _CHECKPOINT.value,
-      step=_STEP.value,
-      weights=_WEIGHTS.value,
-    )
+    values = run(config, checkpoint, step=step, weights=weights)
   print(json.dumps(values))
 
 
 if __name__ == "__main__":
-  launch.start(_main)
+  FLAGS = (launch.config_flag(), *launch.checkpoint_flags())
+  launch.start(lambda _: _main(*(flag.value for flag in FLAGS)))

@@ -14,27 +14,15 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# TensorFlow only reads images here; it greets on import unless told not to.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
-
-import jax  # noqa: E402
-import tensorflow as tf  # noqa: E402
-from absl import app, flags  # noqa: E402
-from absl import logging as absl_logging  # noqa: E402
-from ml_collections import config_flags  # noqa: E402
+import jax
+import tensorflow as tf
+from absl import app, flags
+from absl import logging as absl_logging
+from ml_collections import config_flags
 
 REFUSED, NOT_FINITE, TERMINATED = 2, 3, 143
 
 log = logging.getLogger("vit_jax")
-
-_CACHE = flags.DEFINE_string(
-  "compilation_cache",
-  os.path.join(
-    os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "vit_jax"
-  ),
-  'Where compiled programs are kept for the next start; "" keeps none.',
-)
 
 
 class Refused(ValueError):
@@ -97,10 +85,19 @@ def start(command: Callable[[list[str]], Any], *, words: str = "") -> None:
   """Runs `command(words)` as the program and exits with its status.
 
   Args:
-    command: takes the words that stand beside the flags. Its flags are defined,
-      by absl, in its module.
+    command: takes the words that stand beside the flags. Its own flags are
+      defined before, by absl.
     words: what these words are ("IMAGE …"); "" where there may be none.
   """
+
+  cache = flags.DEFINE_string(
+    "compilation_cache",
+    os.path.join(
+      os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
+      "vit_jax",
+    ),
+    'Where compiled programs are kept for the next start; "" keeps none.',
+  )
 
   def main(argv):
     if "config" in flags.FLAGS and flags.FLAGS["config"].value is None:
@@ -111,7 +108,7 @@ def start(command: Callable[[list[str]], Any], *, words: str = "") -> None:
         if words
         else f"Unexpected {argv[1]!r}: flags are written --name=value."
       )
-    _set_up()
+    _set_up(cache.value)
     command(argv[1:])
 
   app.run(lambda argv: _exit_status(lambda: main(argv)), flags_parser=_parse)
@@ -144,14 +141,14 @@ def _parse(argv):
     _fail(REFUSED, error)
 
 
-def _set_up():
-  absl_logging.set_verbosity(absl_logging.WARNING)
+def _set_up(cache):
+  absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax warns of too much.
   handler = logging.StreamHandler()
   handler.setFormatter(logging.Formatter("%(message)s"))
   log.handlers, log.propagate = [handler], False
   log.setLevel(logging.INFO)
   tf.config.set_visible_devices([], "GPU")  # They are JAX's.
-  if _CACHE.value:
-    pathlib.Path(_CACHE.value).mkdir(parents=True, exist_ok=True)
-    jax.config.update("jax_compilation_cache_dir", _CACHE.value)
+  if cache:
+    pathlib.Path(cache).mkdir(parents=True, exist_ok=True)
+    jax.config.update("jax_compilation_cache_dir", cache)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

@@ -7,10 +7,9 @@ from absl import flags
 
 from vit_jax import launch, train
 
-_CONFIG = launch.config_flag()
-_WORKDIR = flags.DEFINE_string(
-  "workdir", "", "Where the run lives: checkpoints, metrics, config."
-)
-
 if __name__ == "__main__":
-  launch.start(lambda _: train.run(_CONFIG.value, _WORKDIR.value))
+  CONFIG = launch.config_flag()
+  WORKDIR = flags.DEFINE_string(
+    "workdir", "", "Where the run lives: checkpoints, metrics, config."
+  )
+  launch.start(lambda _: train.run(CONFIG.value, WORKDIR.value))

@@ -14,10 +14,6 @@ from ml_collections import ConfigDict
 import input_pipeline
 from vit_jax import build, checkpoints, images, launch, sharding, steps
 
-_CHECKPOINT, _STEP, _WEIGHTS = launch.checkpoint_flags()
-_TOP = flags.DEFINE_integer(
-  "top", 5, "How many classes to name.", lower_bound=1
-)
 _BATCH = 32
 
 
@@ -92,21 +88,26 @@ def _read(path, ops):
     return error
 
 
-def _main(paths):
+def _main(paths, top, checkpoint, step, weights):
   with launch.refusal():
     bad = 0
-    for path, outcome in run(
-      _CHECKPOINT.value, paths, step=_STEP.value, weights=_WEIGHTS.value
-    ):
+    for path, outcome in run(checkpoint, paths, step=step, weights=weights):
       if isinstance(outcome, ValueError):
         bad += 1
         print(outcome, file=sys.stderr)
         continue
-      best = list(outcome.items())[: _TOP.value]
+      best = list(outcome.items())[:top]
       print(path, *(f"{name} {share:.1%}" for name, share in best), sep="  ")
     if bad:
       raise ValueError(f"{bad} of {len(paths)} images could not be read.")
 
 
 if __name__ == "__main__":
-  launch.start(_main, words="IMAGE …")
+  FLAGS = (
+    flags.DEFINE_integer("top", 5, "Classes to name.", lower_bound=1),
+    *launch.checkpoint_flags(),
+  )
+  launch.start(
+    lambda paths: _main(paths, *(flag.value for flag in FLAGS)),
+    words="IMAGE …",
+  )
