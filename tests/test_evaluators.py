@@ -11,8 +11,8 @@ from jax.sharding import Mesh
 
 import input_pipeline
 from tests.conftest import tiny_config
-from vit_jax import evaluators, launch, sharding, steps
 from vit_jax import evaluate as evaluate_command
+from vit_jax import evaluators, launch, sharding, steps
 
 CLASSES = ("a", "b", "c", "d")
 
@@ -48,7 +48,7 @@ def evaluate(labels, predictions, *, batch_size, devices, monkeypatch):
   monkeypatch.setattr(
     input_pipeline, "get_source", lambda *_: source_of(labels)
   )
-  config = tiny_config(**{"image_size": (1,)})
+  config = tiny_config(image_size=(1,))
   config.evals.test.update({"ops": "decode", "batch_size": batch_size})
   mesh = Mesh(
     np.array(jax.devices()[:devices]).reshape(-1, 1, 1), sharding.AXES
@@ -104,7 +104,7 @@ def test_stopping_half_way_gives_nothing(monkeypatch):
   monkeypatch.setattr(
     input_pipeline, "get_source", lambda *_: source_of([[0]] * 9)
   )
-  config = tiny_config(**{"image_size": (1,)})
+  config = tiny_config(image_size=(1,))
   config.evals.test.update({"ops": "decode", "batch_size": 1})
   built = evaluators.build_all(
     config,

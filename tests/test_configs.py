@@ -1,0 +1,300 @@
+"""Configs: every recipe builds, every key can be set and has an effect."""
+
+import importlib
+import pathlib
+import pkgutil
+import re
+
+import jax
+import numpy as np
+import pytest
+from absl import flags
+from ml_collections import config_flags
+
+import configs
+import input_pipeline
+from configs import common
+from tests.conftest import tiny_config
+from vit_jax import build, evaluators, images, sharding, steps
+
+ROOT = pathlib.Path(__file__).parent.parent
+RECIPES = [
+  module.name
+  for module in pkgutil.iter_modules(configs.__path__)
+  if module.name not in ("common", "rerun")
+]
+
+
+def leaves(config, prefix=""):
+  """Returns every key of a config with its value."""
+  found = {}
+  for key, value in config.items():
+    if hasattr(value, "items"):
+      found |= leaves(value, f"{prefix}{key}.")
+    else:
+      found[prefix + key] = value
+  return found
+
+
+def parsed(*overrides):
+  """Returns tests/tiny_recipe.py with command-line overrides."""
+  holder = flags.FlagValues()
+  argv = ["", "--config=tests/tiny_recipe.py", *overrides]
+  flag = config_flags.DEFINE_config_file(
+    "config", flag_values=holder, lock_config=True, sys_argv=argv
+  )
+  holder(argv)
+  return flag.value
+
+
+@pytest.fixture
+def at_root(monkeypatch):
+  monkeypatch.chdir(ROOT)
+
+
+def mesh_of(config):
+  return sharding.make_mesh(config.mesh)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_builds_without_memory(name):
+  module = importlib.import_module(f"configs.{name}")
+  config = module.get_config()
+  assert config.is_locked
+  assert "python -m vit_jax" in module.__doc__
+  source = input_pipeline.get_source(config.input.source, config.input.split)
+  parts = build.parts(
+    config,
+    mesh_of(config),
+    num_classes=source.num_classes,
+    num_examples=source.num_examples,
+  )
+  assert float(parts.schedule(parts.total // 2)) > 0
+  for ops in (config.input.ops, *(e.ops for e in config.evals.values())):
+    input_pipeline.parse_ops(images.sized(ops, images.size_of(config)))
+
+
+def test_every_key_can_be_set_on_the_command_line_with_its_type(at_root):
+  for key, value in leaves(tiny_config()).items():
+    text = repr(value) if isinstance(value, tuple) else str(value)
+    ours = leaves(parsed(f"--config.{key}={text}"))
+    assert ours[key] == value, key
+    assert type(ours[key]) is type(value), key
+
+
+@pytest.mark.parametrize(
+  ("key", "on", "off"),
+  [
+    ("mixup", "0.2", 0.0),
+    ("ema", "0.9", 0.0),
+    ("optim.freeze", "('head/.*',)", ()),
+    ("optim.multipliers", "(('head/.*', 0.5),)", ()),
+    ("optim.warmup", "5%", "0"),
+    ("evals.test.kind", "classification", ""),
+    ("checkpoint.best", "test/top1", ""),
+    ("model.scan", "True", False),
+  ],
+)
+def test_what_is_switched_on_can_be_switched_off(at_root, key, on, off):
+  config = parsed(f"--config.{key}={on}", f"--config.{key}={off}")
+  assert leaves(config)[key] == off
+
+
+@pytest.mark.parametrize("text", ["8,12", "(8,12)"])
+def test_image_size_as_a_tuple(at_root, text):
+  config = parsed(f"--config.image_size={text}")
+  assert images.size_of(config) == (8, 12)
+  assert images.size_of(parsed("--config.image_size=8")) == (8, 8)
+  assert images.sized("resize({size})", (8, 12)) == "resize((8, 12))"
+
+
+def test_every_key_is_read_somewhere():
+  """A key that no line of code names has no effect."""
+  code = "".join(
+    path.read_text()
+    for folder in ("vit_jax", "input_pipeline")
+    for path in (ROOT / folder).rglob("*.py")
+  )
+  for key in leaves(tiny_config()):
+    name = key.rpartition(".")[2]
+    assert re.search(rf"\b{name}\b", code), key
+
+
+def fingerprint(config):
+  """Returns all that a config decides of a run's numbers and places."""
+  source = input_pipeline.get_source(
+    config.input.source, config.input.split, config.input.data_dir
+  )
+  mesh = mesh_of(config)
+  parts = build.parts(
+    config,
+    mesh,
+    num_classes=source.num_classes,
+    num_examples=source.num_examples,
+  )
+  batch = next(
+    input_pipeline.train_batches(
+      source,
+      images.sized(config.input.ops, images.size_of(config)),
+      batch_size=config.input.batch_size,
+      seed=config.seed,
+      streams=config.input.streams,
+      shuffle_buffer=config.input.shuffle_buffer,
+    )
+  )
+  on_device = sharding.to_device(batch, mesh)
+  evals = evaluators.build_all(
+    config,
+    classes=source.class_names,
+    objective=parts.objective,
+    mesh=mesh,
+    params=parts.state.params,
+  )
+  seen = [
+    (name, entry.batch_size, source_bytes(config, entry))
+    for name, entry in config.evals.items()
+    if name in evals
+  ]
+  step = build.train_step(config, mesh, parts)
+  init = jax.jit(
+    lambda: steps.new_state(
+      parts.objective, parts.tx, seed=config.seed, ema=config.ema
+    )
+  )
+  return (
+    step.lower(parts.state, on_device).as_text(),
+    init.lower().as_text(),
+    batch["image"].tobytes(),
+    batch["id"].tobytes(),
+    str(parts.shardings),
+    seen,
+  )
+
+
+def source_bytes(config, entry):
+  source = input_pipeline.get_source(
+    entry.source or config.input.source, entry.split, config.input.data_dir
+  )
+  ops = images.sized(entry.ops, images.size_of(config))
+  first = next(input_pipeline.eval_batches(source, ops, batch_size=4)[0])
+  return first["image"].tobytes()
+
+
+# What shows elsewhere than in numbers and places, and the test that sees it.
+ELSEWHERE = {
+  "log_every": "test_train.py: rows",
+  "profile": "test_report.py: profiler window",
+  "resume_from": "test_train.py: resume_from",
+  "checkpoint.every": "test_train.py: SIGTERM against periodic saves",
+  "checkpoint.keep": "test_checkpoints.py",
+  "checkpoint.keep_every": "test_checkpoints.py",
+  "checkpoint.best": "test_checkpoints.py",
+  "checkpoint.allow_change": "test_checkpoints.py",
+  "evals.test.every": "test_train.py: rows",
+  "input.prefetch": "time only",
+  "input.data_dir": "test_sources.py",
+}
+CHANGED = {
+  "seed": 1,
+  "total": "9",
+  "image_size": (8,),
+  "accumulate": 2,
+  "ema": 0.5,
+  "loss": "sigmoid",
+  "label_smoothing": 0.1,
+  "mixup": 0.5,
+  "cutmix": 0.5,
+  "model.name": "mu/8",
+  "model.width": 64,
+  "model.depth": 2,
+  "model.mlp_dim": 64,
+  "model.num_heads": 4,
+  "model.classifier": "gap",
+  "model.representation_size": 8,
+  "model.posemb": "none",
+  "model.dropout": 0.2,
+  "model.attention_dropout": 0.1,
+  "model.head_bias": -1.0,
+  "model.input_range": "0,1",
+  "model.dtype": "bfloat16",
+  "model.scan": True,
+  "model.remat": "full",
+  "input.source": "fake:16,3,48",
+  "input.split": "other",
+  "input.ops": "decode|resize({size})",
+  "input.batch_size": 16,
+  "input.streams": 2,
+  "input.shuffle_buffer": 1,
+  "optim.name": "sgd",
+  "optim.lr": 1e-2,
+  "optim.schedule": "rsqrt",
+  "optim.warmup": "2",
+  "optim.cooldown": "2",
+  "optim.end_lr": 1e-4,
+  "optim.timescale": "5",
+  "optim.weight_decay": 0.2,
+  "optim.decay_paths": ("head/kernel",),
+  "optim.clip": 0.5,
+  "optim.b1": 0.8,
+  "optim.b2": 0.8,
+  "optim.eps": 1e-3,
+  "optim.momentum": 0.5,
+  "optim.moment_dtype": "bfloat16",
+  "optim.multipliers": (("head/.*", 0.5),),
+  "optim.freeze": ("head/.*",),
+  "mesh.data": 4,
+  "mesh.fsdp": 2,
+  "mesh.model": 2,
+  "evals.test.kind": "",
+  "evals.test.source": "fake:16,3,9",
+  "evals.test.split": "other",
+  "evals.test.ops": "decode|central_crop(12)|resize({size})",
+  "evals.test.batch_size": 3,
+}
+# Keys that act only beside another.
+BESIDE = {
+  "optim.end_lr": {"optim.schedule": "linear"},
+  "optim.timescale": {"optim.schedule": "rsqrt"},
+  "optim.momentum": {"optim.name": "sgd"},
+  "mesh.data": {"mesh.fsdp": 2},
+  "accumulate": {"mesh.data": 1, "mesh.model": 8, "model.num_heads": 8},
+}
+
+
+def test_the_list_of_effects_is_complete():
+  assert leaves(tiny_config()).keys() == CHANGED.keys() | ELSEWHERE.keys()
+
+
+@pytest.mark.slow
+def test_every_key_has_an_effect():
+  known = {}
+
+  def of(changes):
+    key = tuple(sorted(changes.items()))
+    if key not in known:
+      known[key] = fingerprint(tiny_config(**changes))
+    return known[key]
+
+  for key, value in CHANGED.items():
+    beside = BESIDE.get(key, {})
+    base = of(beside)
+    # With fsdp 2, data 4 is what -1 means: what changes is that it is checked.
+    if key == "mesh.data":
+      with pytest.raises(ValueError, match="does not make 8 devices"):
+        of({key: 8} | beside)
+      continue
+    assert of({key: value} | beside) != base, key
+
+
+def test_data_comes_as_the_devices_take_it():
+  config = tiny_config()
+  source = input_pipeline.get_source(config.input.source, "train")
+  batch = next(
+    input_pipeline.train_batches(
+      source, "decode|resize(16)", batch_size=8, seed=0
+    )
+  )
+  assert batch["image"].dtype == np.uint8
+  assert batch["labels"].dtype == np.int32
+  assert batch["mask"].dtype == np.float32
+  assert common.base().input.source == ""

@@ -1,0 +1,89 @@
+"""What the fields of a model and the size of its images may be.
+
+Checks that need no array and no device, so that a run can be refused, in
+words, before anything is built.
+"""
+
+from typing import Any
+
+from vit_jax import trees
+
+CHOICES = {
+  "classifier": ("token", "gap"),
+  "posemb": ("learned_1d", "sincos2d", "none"),
+  "remat": ("none", "dots", "full"),
+  "dtype": ("float32", "bfloat16"),
+}
+
+
+def pair(value: Any, what: str) -> tuple[int, int]:
+  """Reads an int, (n,) or (h, w) as (h, w)."""
+  values = (value,) if isinstance(value, int) else tuple(value)
+  values = values * 2 if len(values) == 1 else values
+  if len(values) != 2 or any(not isinstance(v, int) or v < 1 for v in values):
+    raise ValueError(
+      f"{what}={value!r} must be a positive int or a pair (h, w) of them."
+    )
+  return values
+
+
+def check_image_size(size: Any, patch_size: Any) -> tuple[int, int]:
+  """Says which grid of patches images of a size give.
+
+  Args:
+    size: pixels: an int, (side,) or (h, w).
+    patch_size: pixels: likewise.
+
+  Returns:
+    The grid (h, w).
+
+  Raises:
+    ValueError: a side is no multiple of the patch's; names both, the remainder
+      and the nearest legal sizes.
+  """
+  size = pair(size, "image_size")
+  patch_size = pair(patch_size, "patch_size")
+  for side, s, p in zip(("height", "width"), size, patch_size):
+    if s % p:
+      nearest = [n for n in (s - s % p, s - s % p + p) if n]
+      raise ValueError(
+        f"Image {side} {s} is not a multiple of the patch's {p} pixels "
+        f"(remainder {s % p}; image {size}, patch {patch_size}); nearest legal "
+        f"{side}: {' or '.join(map(str, nearest))}."
+      )
+  return size[0] // patch_size[0], size[1] // patch_size[1]
+
+
+def check_fields(model: Any) -> None:
+  """Refuses field values that no ViT can have; ValueError says why."""
+  for field, choices in CHOICES.items():
+    value = getattr(model, field)
+    if value not in choices:
+      raise ValueError(
+        f"{field}={value!r}; there are {', '.join(choices)}."
+        + trees.nearest(str(value), choices)
+      )
+  for field in ("width", "depth", "mlp_dim", "num_heads"):
+    value = getattr(model, field)
+    if not isinstance(value, int) or value < 1:
+      raise ValueError(f"{field}={value!r} must be a positive int.")
+  for field in ("num_classes", "representation_size"):
+    value = getattr(model, field)
+    if not isinstance(value, int) or value < 0:
+      raise ValueError(f"{field}={value!r} must be an int, 0 for none.")
+  for field in ("dropout", "attention_dropout"):
+    value = getattr(model, field)
+    if not 0.0 <= value < 1.0:
+      raise ValueError(f"{field}={value!r} must be a rate in [0, 1).")
+  if model.width % model.num_heads:
+    legal = [k for k in range(1, model.width + 1) if model.width % k == 0]
+    near = sorted(legal, key=lambda k: abs(k - model.num_heads))[:3]
+    raise ValueError(
+      f"width={model.width} is not divisible by num_heads={model.num_heads}; "
+      f"the nearest that divide it: {sorted(near)}."
+    )
+  if model.posemb == "sincos2d" and (model.width % 4 or model.width < 8):
+    raise ValueError(
+      f'posemb="sincos2d" needs a width that is a multiple of 4 and at least '
+      f"8, got width={model.width}."
+    )
