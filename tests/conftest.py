@@ -10,7 +10,14 @@ os.environ["XLA_FLAGS"] = (
 )
 
 import jax  # noqa: E402
+import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
+
+# The shapes in signatures are checked in every call that the tests make.
+jaxtyping.install_import_hook(
+  [f"vit_jax.{room}" for room in ("images", "losses", "models", "schedules")],
+  "beartype.beartype",
+)
 
 from configs import common  # noqa: E402
 

@@ -87,8 +87,6 @@ def test_every_key_can_be_set_on_the_command_line_with_its_type(at_root):
   [
     ("mixup", "0.2", 0.0),
     ("ema", "0.9", 0.0),
-    ("optim.freeze", "('head/.*',)", ()),
-    ("optim.multipliers", "(('head/.*', 0.5),)", ()),
     ("optim.warmup", "5%", "0"),
     ("evals.test.kind", "classification", ""),
     ("checkpoint.best", "test/top1", ""),
@@ -98,6 +96,17 @@ def test_every_key_can_be_set_on_the_command_line_with_its_type(at_root):
 def test_what_is_switched_on_can_be_switched_off(at_root, key, on, off):
   config = parsed(f"--config.{key}={on}", f"--config.{key}={off}")
   assert leaves(config)[key] == off
+
+
+def test_tuples_are_set_and_emptied(at_root):
+  config = parsed(
+    "--config.optim.freeze=('head/.*', 'cls')",
+    "--config.optim.multipliers=(('head/.*', 0.5),)",
+    "--config.optim.decay_paths=()",
+  )
+  assert config.optim.freeze == ("head/.*", "cls")
+  assert config.optim.multipliers == (("head/.*", 0.5),)
+  assert config.optim.decay_paths == ()
 
 
 @pytest.mark.parametrize("text", ["8,12", "(8,12)"])
@@ -151,7 +160,7 @@ def fingerprint(config):
     params=parts.state.params,
   )
   seen = [
-    (name, entry.batch_size, source_bytes(config, entry))
+    (name, entry.batch_size, evaluated(config, entry))
     for name, entry in config.evals.items()
     if name in evals
   ]
@@ -171,13 +180,13 @@ def fingerprint(config):
   )
 
 
-def source_bytes(config, entry):
+def evaluated(config, entry):
   source = input_pipeline.get_source(
     entry.source or config.input.source, entry.split, config.input.data_dir
   )
   ops = images.sized(entry.ops, images.size_of(config))
   first = next(input_pipeline.eval_batches(source, ops, batch_size=4)[0])
-  return first["image"].tobytes()
+  return source.num_examples, first["image"].tobytes()
 
 
 # What shows elsewhere than in numbers and places, and the test that sees it.

@@ -18,13 +18,13 @@ ROOT = pathlib.Path(__file__).parent.parent
 RECIPE = "tests/tiny_recipe.py"
 
 
-def command(workdir, *flags, python=()):
+def command(workdir, *flags, config=RECIPE, python=()):
   return [
     sys.executable,
     *python,
     "-m",
     "vit_jax.main",
-    f"--config={RECIPE}",
+    f"--config={config}",
     f"--workdir={workdir}",
     *flags,
   ]
@@ -182,9 +182,9 @@ def test_no_deprecated_calls_and_a_rerun_from_the_saved_config(
   result = subprocess.run(
     command(
       tmp_path,
-      f"--config=configs/rerun.py:{whole}/config.json",
       "--config.total=2",
       "--config.optim.warmup=0",
+      config=f"configs/rerun.py:{whole}/config.json",
       python=["-W", "default::DeprecationWarning"],
     ),
     cwd=ROOT,

@@ -9,8 +9,8 @@ from input_pipeline import (
   DataError,
   eval_batches,
   get_source,
+  loading,
   parse_ops,
-  pipeline,
   train_batches,
 )
 
@@ -165,10 +165,10 @@ def test_threads_do_not_change_the_stream(monkeypatch):
   source = fake(50, side=9)
   want = take(5, source, LIGHT_OPS, batch_size=16)
   for cores in (1, 7):
-    monkeypatch.setattr(pipeline, "_num_cores", lambda cores=cores: cores)
+    monkeypatch.setattr(loading, "_num_cores", lambda cores=cores: cores)
     assert_equal(take(5, source, LIGHT_OPS, batch_size=16), want)
   for chunk in (1, 3):
-    monkeypatch.setattr(pipeline, "_CHUNK", chunk)
+    monkeypatch.setattr(loading, "_CHUNK", chunk)
     assert_equal(take(5, source, LIGHT_OPS, batch_size=16, prefetch=0), want)
 
 
@@ -180,8 +180,8 @@ def test_slow_examples_keep_their_place(monkeypatch):
     nothing = tf.cast(tf.reduce_max(draws) > 1, tf.uint8)
     return features | {"image": features["image"] + nothing}
 
-  monkeypatch.setattr(pipeline, "_CHUNK", 1)
-  monkeypatch.setattr(pipeline, "_num_cores", lambda: 8)
+  monkeypatch.setattr(loading, "_CHUNK", 1)
+  monkeypatch.setattr(loading, "_num_cores", lambda: 8)
   got = take(20, fake(50), ops, batch_size=1)
   assert_equal(got, take(20, fake(50), batch_size=1))
 

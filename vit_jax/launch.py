@@ -18,6 +18,7 @@ import jax
 import tensorflow as tf
 from absl import app, flags
 from absl import logging as absl_logging
+from etils import epath
 from ml_collections import config_flags
 
 REFUSED, NOT_FINITE, TERMINATED = 2, 3, 143
@@ -114,6 +115,19 @@ def start(command: Callable[[list[str]], Any], *, words: str = "") -> None:
   app.run(lambda argv: _exit_status(lambda: main(argv)), flags_parser=_parse)
 
 
+def make_workdir(workdir: str) -> epath.Path:
+  """Makes a workdir; a relative one lies under where the user is now.
+
+  Raises:
+    ValueError: none given.
+  """
+  if not workdir:
+    raise ValueError("Say where the run lives: --workdir=runs/name")
+  path = epath.Path(workdir if "://" in workdir else os.path.abspath(workdir))
+  path.mkdir(parents=True, exist_ok=True)
+  return path
+
+
 def _exit_status(main):
   try:
     main()
@@ -142,11 +156,13 @@ def _parse(argv):
 
 
 def _set_up(cache):
-  absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax warns of too much.
+  debug = flags.FLAGS.verbosity > 0  # --verbosity=1 shows where it refused.
+  if not debug:
+    absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax warns of too much.
   handler = logging.StreamHandler()
   handler.setFormatter(logging.Formatter("%(message)s"))
   log.handlers, log.propagate = [handler], False
-  log.setLevel(logging.INFO)
+  log.setLevel(logging.DEBUG if debug else logging.INFO)
   tf.config.set_visible_devices([], "GPU")  # They are JAX's.
   if cache:
     pathlib.Path(cache).mkdir(parents=True, exist_ok=True)

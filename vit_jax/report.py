@@ -216,3 +216,45 @@ class Profiler:
     if self._tracing:
       jax.profiler.stop_trace()
       self._tracing = False
+
+
+def finish(
+  workdir: epath.Path, total: int, metrics: Metrics, seconds: float
+) -> None:
+  """Writes summary.json, and says what came out and what to type next.
+
+  Args:
+    workdir: of the run.
+    total: updates done.
+    metrics: of the run.
+    seconds: that this start took.
+  """
+  if jax.process_index() != 0:
+    return
+  summary = {
+    "status": "done",
+    "step": total,
+    "final": metrics.final,
+    "best": metrics.best,
+    "wall_seconds": round(seconds, 1),
+  }
+  write_atomically(
+    workdir / "summary.json", json.dumps(summary, indent=2) + "\n"
+  )
+  print(f"\nDone: {total} updates; this start took {seconds:.0f} s.")
+  for name, final in metrics.final.items():
+    best = metrics.best[name]
+    style = ".2%" if "/top" in name else ".4f"
+    print(
+      f"  {name:12} final {final['value']:{style}}   "
+      f"best {best['value']:{style}} at step {best['step']}"
+    )
+  print(
+    f"In {workdir}: checkpoints/, metrics.jsonl, config.json, summary.json\n"
+    "Next:\n"
+    f"  tensorboard --logdir={workdir}\n"
+    f"  python -m vit_jax.predict --checkpoint={workdir} IMAGE …\n"
+    "  python -m vit_jax.main --config=configs/digits.py "
+    "--config.input.source=folder:PATH --workdir=runs/mine",
+    flush=True,
+  )

@@ -10,7 +10,6 @@ import itertools
 import json
 import logging
 import math
-import os
 import time
 from typing import Any, NamedTuple
 
@@ -79,9 +78,13 @@ def run(config: Any, workdir: str) -> steps.TrainState | None:
   began = time.perf_counter()
   with launch.Terminator() as terminator:
     with launch.refusal():
-      path = _absolute(workdir)
+      path = launch.make_workdir(workdir)
       if (path / "summary.json").exists():
-        log.info("%s is finished already: see summary.json there.", path)
+        log.info(
+          "%s is finished: see summary.json there. (Without that file the run "
+          "goes on, should config.total be longer now.)",
+          path,
+        )
         return None
       prepared = prepare(config, path)
     step = int(prepared.state.step)
@@ -91,7 +94,9 @@ def run(config: Any, workdir: str) -> steps.TrainState | None:
     )
     with prepared.saver, progress:
       state = loop(config, prepared, metrics, progress, terminator)
-  _finish(config, prepared, metrics, time.perf_counter() - began)
+  report.finish(
+    path, prepared.parts.total, metrics, time.perf_counter() - began
+  )
   return state
 
 
@@ -148,6 +153,7 @@ def prepare(config: Any, workdir: epath.Path) -> Run:
   elif config.resume_from:
     path = checkpoints.locate(config.resume_from)
     found = checkpoints.restore(path, parts.state), checkpoints.read_meta(path)
+    _check_classes(found[1]["guard"]["class_names"], source)
     log.info("Starting from %s, at step %d.", path, found[0].step)
   else:
     log.info("Starting at step 0 of %d.", parts.total)
@@ -235,7 +241,8 @@ def loop(
       name for name in due_evals(step) if f"{name}/n" not in metrics.at(step)
     ]
     save = step == total or _due(step, run.every["checkpoint"])
-    if evaluate or save or terminator.came():
+    stop = terminator.came()
+    if evaluate or save or stop:
       settle()
       with progress.aside():
         for name in evaluate:
@@ -247,13 +254,16 @@ def loop(
           values = {f"{name}/{key}": value for key, value in values.items()}
           metrics.write(step, values)
           progress.evaluated(values)
+        stop = terminator.came()
         best = metrics.best.get(config.checkpoint.best, {"step": -1})["step"]
-        if save or terminator.came() or best == step:
+        if step and (save or stop or best == step):
           _save(run, state, step, metrics)
-    if terminator.came():
+    if stop:
       run.saver.wait()
       raise launch.Terminated(
         f"SIGTERM: step {step} is saved. The same command goes on from there."
+        if step
+        else "SIGTERM before the first update: there is nothing to save."
       )
     if step == total:
       break
@@ -303,8 +313,6 @@ def _due(step, every):
 
 
 def _save(run, state, step, metrics):
-  if step == 0:
-    return
   bad = steps.nonfinite(state)
   if bad:
     raise FloatingPointError(
@@ -323,13 +331,13 @@ def _next(batches):
     return next(batches)
 
 
-def _absolute(workdir):
-  if not workdir:
-    raise ValueError("Say where the run lives: --workdir=runs/name")
-  path = workdir if "://" in workdir else os.path.abspath(workdir)
-  path = epath.Path(path)
-  path.mkdir(parents=True, exist_ok=True)
-  return path
+def _check_classes(theirs, source):
+  ours = list(source.class_names)
+  if theirs != ours:
+    raise ValueError(
+      f"config.resume_from was trained on the classes {', '.join(theirs)}; "
+      f"{source.spec} has {', '.join(ours)}."
+    )
 
 
 def _batches(config, source, streams, step):
@@ -373,38 +381,3 @@ def _warn_of_jump(saved, schedule, num_examples):
       old,
       new,
     )
-
-
-def _finish(config, run, metrics, seconds):
-  """Writes summary.json, and says what came out and what to do next."""
-  summary = {
-    "status": "done",
-    "step": run.parts.total,
-    "final": metrics.final,
-    "best": metrics.best,
-    "wall_seconds": round(seconds, 1),
-  }
-  if jax.process_index() != 0:
-    return
-  report.write_atomically(
-    run.workdir / "summary.json", json.dumps(summary, indent=2) + "\n"
-  )
-  lines = [
-    f"\nDone: {run.parts.total} updates; this start took {seconds:.0f} s."
-  ]
-  for name, entry in metrics.final.items():
-    best = metrics.best[name]
-    show = "{:.2%}" if "/top" in name else "{:.4f}"
-    lines.append(
-      f"  {name:12} final {show.format(entry['value'])}   "
-      f"best {show.format(best['value'])} at step {best['step']}"
-    )
-  lines += [
-    f"In {run.workdir}: checkpoints/, metrics.jsonl, config.json, summary.json",
-    "Next:",
-    f"  tensorboard --logdir={run.workdir}",
-    f"  python -m vit_jax.predict --checkpoint={run.workdir} IMAGE …",
-    "  python -m vit_jax.main --config=configs/digits.py "
-    "--config.input.source=folder:PATH --workdir=runs/mine",
-  ]
-  print("\n".join(lines), flush=True)

@@ -27,7 +27,7 @@ FIELDS = tuple(
 )
 
 
-def create(name: str, *, num_classes: int, **overrides: Any) -> ViT:
+def create(name: str, *, num_classes: int | None, **overrides: Any) -> ViT:
   """Builds the model of a name.
 
   Args:
