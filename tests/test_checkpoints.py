@@ -206,6 +206,38 @@ def test_locate_finds_run_checkpoints_and_step(tmp_path):
     checkpoints.locate(str(tmp_path), "best")
 
 
+def test_a_damaged_meta_on_the_only_step_is_refused_not_restarted(tmp_path):
+  save(tmp_path, {10: 0.5})
+  (tmp_path / "10" / "meta" / "metadata").write_text("")
+  with pytest.raises(ValueError, match="None of these checkpoints can be read"):
+    checkpoints.restore_latest(tmp_path, abstract(state_at(0)), accept)
+  assert (tmp_path / "10" / "params").exists()
+
+
+def test_the_same_step_may_break_twice(tmp_path):
+  save(tmp_path, {10: 0.5})
+  for _ in range(2):
+    (tmp_path / "20").mkdir()
+    checkpoints.restore_latest(tmp_path, abstract(state_at(0)), accept)
+  assert sorted(path.name for path in tmp_path.iterdir()) == [
+    "10",
+    "20.incomplete",
+    "20.incomplete1",
+  ]
+
+
+def test_of_equals_the_earliest_is_the_best(tmp_path):
+  save(tmp_path, {1: 0.5, 2: 0.9, 3: 0.9, 4: 0.9}, keep=1, best="test/top1")
+  assert steps_of(tmp_path) == [2, 4]
+  assert checkpoints.locate(str(tmp_path), "best").name == "2"
+
+
+def test_the_guard_takes_a_key_that_is_younger_than_the_checkpoint():
+  saved = {"guard": {"seed": 0}, "config": {}}
+  now = {"guard": {"seed": 0, "registers": 0}, "config": {}}
+  checkpoints.check_guard(saved, now, allow=False)
+
+
 def test_the_guard_names_both_values_and_can_be_overruled(warnings):
   saved = {"guard": {"seed": 0, "model": {"name": "B/16"}}, "config": {"lr": 1}}
   now = {"guard": {"seed": 1, "model": {"name": "B/32"}}, "config": {"lr": 2}}

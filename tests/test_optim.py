@@ -80,6 +80,19 @@ def test_frozen_parameters_stay_and_cost_no_moments():
   assert [path for path in trees.flatten(state) if "head" in path] == []
 
 
+def test_factors_beside_frozen_parameters():
+  params, _ = after(
+    ONES,
+    name="sgd",
+    lr=0.1,
+    freeze=("cls",),
+    multipliers=(("head/kernel", 0.5),),
+  )
+  np.testing.assert_array_equal(params["cls"], 1.0)
+  np.testing.assert_allclose(params["head/kernel"], 0.95, rtol=1e-6)
+  np.testing.assert_allclose(params["head/bias"], 0.9, rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_first_moment_has_the_dtype_asked_for(name, dtype):

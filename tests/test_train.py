@@ -1,5 +1,6 @@
 """The loop: exact resume, honest metrics, refusals before compilation."""
 
+import itertools
 import json
 import os
 import pathlib
@@ -59,29 +60,25 @@ class Stop(Exception):
   """Stands for a kill in the middle of a run."""
 
 
+def dying(step):
+  """Returns a stand-in for train._batches that dies when asked for a batch."""
+  real = train._batches
+
+  def batches(config, source, streams, start):
+    yield from itertools.islice(
+      real(config, source, streams, start), step - start
+    )
+    raise Stop
+
+  return batches
+
+
 def run_until(config, workdir, step, monkeypatch):
   """Trains until batch `step` is asked for, then dies."""
-  real = train._next
-  taken = iter(range(10**9))
-
-  def die(batches):
-    start = checkpoint_before(workdir)
-    if start + next(taken) >= step:
-      raise Stop
-    return real(batches)
-
   with monkeypatch.context() as patch:
-    patch.setattr(train, "_next", die)
+    patch.setattr(train, "_batches", dying(step))
     with pytest.raises(Stop):
       train.run(config, str(workdir))
-
-
-def checkpoint_before(workdir):
-  steps_there = checkpoints.steps_in(pathlib.Path(workdir) / "checkpoints")
-  run_until.first = getattr(run_until, "first", {})
-  key = str(workdir)
-  run_until.first.setdefault(key, max(steps_there, default=0))
-  return run_until.first[key]
 
 
 def test_a_run_writes_what_it_promises(whole):
@@ -151,13 +148,15 @@ def test_sigterm_saves_the_last_completed_step(
 
   with monkeypatch.context() as patch:
     if where == "update":
-      count = iter(range(99))
-      real = train._next
-      patch.setattr(
-        train,
-        "_next",
-        lambda b: and_sigterm(real)(b) if next(count) == 4 else real(b),
-      )
+      real = train._batches
+
+      def batches(*args):
+        for number, batch in enumerate(real(*args)):
+          if number == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+          yield batch
+
+      patch.setattr(train, "_batches", batches)
     else:
       # Building the evaluator reads one batch; SIGTERM comes at the next call.
       count = iter(range(99))
@@ -177,15 +176,32 @@ def test_sigterm_saves_the_last_completed_step(
   assert_same_run(tmp_path, whole)
 
 
-def test_nothing_not_finite_is_ever_saved(tmp_path):
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
   config = tiny_config(**{"optim.lr": 1e30, "optim.clip": 0.0})
   with pytest.raises(
     FloatingPointError, match=r"train/\w+ is \w+ in update \d"
   ):
     train.run(config, str(tmp_path))
-  for path in checkpoints.steps_in(tmp_path / "checkpoints").values():
-    with checkpoints.ocp.StandardCheckpointer() as checkpointer:
-      assert steps.nonfinite(checkpointer.restore(path / "params")) == []
+
+
+def test_nothing_not_finite_is_ever_saved(tmp_path):
+  # The loss and the gradient of update 2 are finite; what it makes is not.
+  config = tiny_config(
+    **{
+      "optim.schedule": "constant",
+      "optim.weight_decay": 10.0,
+      "optim.warmup": "1",
+      "optim.lr": 3e38,
+      "checkpoint.every": "1",
+      "checkpoint.keep": 9,
+    }
+  )
+  with pytest.raises(FloatingPointError, match="Not finite after update 2"):
+    train.run(config, str(tmp_path))
+  saved = checkpoints.steps_in(tmp_path / "checkpoints")
+  assert list(saved) == [1]
+  with checkpoints.ocp.StandardCheckpointer() as checkpointer:
+    assert steps.nonfinite(checkpointer.restore(saved[1] / "params")) == []
 
 
 def test_total_can_grow_and_the_jump_in_learning_rate_is_said(
@@ -208,8 +224,12 @@ def test_total_can_grow_and_the_jump_in_learning_rate_is_said(
   )
 
 
-def test_resume_from_continues_another_run(whole, tmp_path):
-  config = tiny_config(total="10", resume_from=str(whole))
+def test_resume_from_continues_another_run(whole, tmp_path, monkeypatch):
+  monkeypatch.chdir(whole.parent)
+  config = tiny_config(total="10", resume_from=whole.name)
+  run_until(config, tmp_path, 9, monkeypatch)
+  # From its start the run stands by itself.
+  config.resume_from = "gone"
   train.run(config, str(tmp_path))
   assert [row["step"] for row in rows(tmp_path)] == [8, 9, 10]
   with pytest.raises(launch.Refused, match="No complete checkpoint"):
@@ -274,7 +294,11 @@ def test_average_is_saved_and_evaluated(tmp_path):
     ({"accumulate": 3}, "accumulate = 3"),
     ({"mesh.data": 3}, "does not make 8 devices"),
     ({"mesh.model": 8}, "config.mesh.model = 8 does not divide"),
-    ({"checkpoint.best": "val/top1"}, "config.checkpoint.best.*test"),
+    (
+      {"checkpoint.best": "test/top_1"},
+      "'test/top_1'.*Did you mean 'test/top1'",
+    ),
+    ({"optim.freeze": ("hed/.*",)}, "config.optim.freeze"),
     ({"checkpoint.keep": 0}, "config.checkpoint.keep = 0"),
     ({"profile": "5"}, "config.profile = '5'"),
     ({"input.source": "folder:/nowhere"}, "/nowhere"),
@@ -302,6 +326,8 @@ def test_refused_before_anything_is_compiled(
     ({"model.depth": 2}, "model.depth: was 0, is 2"),
     ({"model.scan": True}, "model.scan: was False, is True"),
     ({"ema": 0.5}, "ema: was 0.0, is 0.5"),
+    ({"ema": 0.5, "checkpoint.allow_change": True}, "ema: missing"),
+    ({"loss": "sigmoid"}, "loss: was 'softmax', is 'sigmoid'"),
     ({"optim.name": "sgd"}, "does not fit"),
     ({"optim.moment_dtype": "bfloat16"}, "bfloat16"),
   ],
@@ -336,3 +362,65 @@ def test_every_config_is_json_and_comes_back(whole):
   assert isinstance(again.image_size, tuple)
   assert again.to_json() == tiny_config().to_json()
   assert common.base().is_locked and again.is_locked
+
+
+def test_the_best_step_survives_a_stop_in_its_evaluation(tmp_path, monkeypatch):
+  """The score of a step that was saved before it was evaluated is kept."""
+  config = tiny_config(
+    **{"checkpoint.best": "test/loss", "checkpoint.keep": 1, "optim.lr": 1e-4}
+  )
+  real = input_pipeline.eval_batches
+  count = iter(range(99))
+
+  def stopped(*args, **kwargs):
+    if next(count) == 1:
+      os.kill(os.getpid(), signal.SIGTERM)
+    return real(*args, **kwargs)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(input_pipeline, "eval_batches", stopped)
+    with pytest.raises(launch.Terminated):
+      train.run(config, str(tmp_path))
+  train.run(config, str(tmp_path))
+  summary = json.loads((tmp_path / "summary.json").read_text())
+  best = summary["best"]["test/loss"]["step"]
+  assert checkpoints.locate(str(tmp_path), "best").name == str(best)
+  for step, path in checkpoints.steps_in(tmp_path / "checkpoints").items():
+    assert f"{step}" == path.name
+    assert "test/loss" in checkpoints.read_meta(path)["values"]
+
+
+def test_a_folder_trains_evaluates_and_warns(tmp_path, caplog, monkeypatch):
+  from PIL import Image
+
+  for split, count in (("train", 12), ("test", 5)):
+    for name, colour in (("red", (250, 0, 0)), ("blue", (0, 0, 250))):
+      folder = tmp_path / "data" / split / name
+      folder.mkdir(parents=True)
+      for i in range(count):
+        Image.new("RGB", (20 + i, 18), colour).save(folder / f"{i}.JPG")
+  (tmp_path / "data" / "train" / "red" / "scan.tiff").write_bytes(b"")
+  config = tiny_config(
+    **{
+      "input.source": "folder:data",
+      "input.data_dir": str(tmp_path),
+      "optim.lr": 3e-3,
+      "total": "12",
+    }
+  )
+  input_pipeline.sources.folder.log.propagate = True
+  train.run(config, str(tmp_path / "run"))
+  assert rows(tmp_path / "run")[-1]["test/n"] == 10
+  assert rows(tmp_path / "run")[-1]["test/top1"] == 1.0
+  assert "scan.tiff" in caplog.text
+  bad = tmp_path / "data" / "test" / "red" / "4.JPG"
+  bad.write_bytes(bad.read_bytes()[:50])
+  with pytest.raises(input_pipeline.DataError, match="4.JPG"):
+    train.run(config, str(tmp_path / "again"))
+
+
+def test_no_pmap_anywhere():
+  root = pathlib.Path(__file__).parent.parent
+  for folder in ("vit_jax", "input_pipeline", "benchmarks", "configs"):
+    for path in (root / folder).rglob("*.py"):
+      assert "pmap" not in path.read_text(), path

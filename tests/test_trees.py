@@ -22,10 +22,10 @@ def test_flatten_names_leaves_by_path():
 
 def test_first_match_wins_and_fits_whole_components():
   rules = [("head/kernel", 1), (".*kernel", 2)]
-  assert trees.first_match(rules, "head/kernel") == (1,)
-  assert trees.first_match(rules, "0/mu/head/kernel") == (1,)
-  assert trees.first_match(rules, "ahead/kernel") == (2,)
-  assert trees.first_match(rules, "head/kernel/x") == ()
+  assert trees.first_match(rules, "head/kernel") == 1
+  assert trees.first_match(rules, "0/mu/head/kernel") == 1
+  assert trees.first_match(rules, "ahead/kernel") == 2
+  assert trees.first_match(rules, "head/kernel/x", ()) == ()
 
 
 def test_select_marks_what_fits_and_refuses_what_fits_nothing():

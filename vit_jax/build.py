@@ -100,6 +100,7 @@ def parts(
   rate, total = schedule(config, num_examples)
   tx = optim.make_optimizer(config.optim, params, rate)
   state = _placed(steps.abstract_state(objective, tx, ema=config.ema), mesh)
+  jax.eval_shape(tx.update, state.params, state.opt_state, state.params)
   shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
   return Parts(objective, total, rate, tx, state, shardings)
 

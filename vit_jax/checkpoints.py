@@ -6,6 +6,7 @@ run was: the guard compares it before a run goes on. This room knows states and
 files, not models, data or the loop.
 """
 
+import itertools
 import json
 import logging
 import math
@@ -18,7 +19,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers as policies
 
-from vit_jax import trees
+from vit_jax import launch, report, trees
 from vit_jax.steps import TrainState
 
 log = logging.getLogger("vit_jax")
@@ -48,10 +49,11 @@ class Checkpoints:
     """
     if keep < 1:
       raise ValueError(f"config.checkpoint.keep = {keep}; use 1 or more.")
+    self._directory = epath.Path(directory)
     self._best = best
     self._scores = {
-      step: score(read_meta(path), best)
-      for step, path in steps_in(directory).items()
+      step: step_score(read_meta(path), best)
+      for step, path in _sort_out(self._directory)[0].items()
     }
     rules = [policies.LatestN(keep), _KeepBest(self._scores)]
     if keep_every:
@@ -75,15 +77,18 @@ class Checkpoints:
       RuntimeError: Orbax did not save.
     """
     step = int(state.step)
+    self._scores[step] = step_score(meta, self._best)
     if step in self._manager.all_steps():
-      return  # Resumed here: the same state by construction.
+      # Resumed here, so the state is the same; its evaluation may be news.
+      path = _meta_path(self._directory / str(step))
+      report.write_atomically(path, json.dumps(meta))
+      return
     items = {name: getattr(state, name) for name in _ARRAYS}
     arrays = {
       name: ocp.args.StandardSave(tree)
       for name, tree in items.items()
       if jax.tree.leaves(tree)
     }
-    self._scores[step] = score(meta, self._best)
     args = ocp.args.Composite(meta=ocp.args.JsonSave(meta), **arrays)
     if not self._manager.save(step, args=args, force=True):
       raise RuntimeError(f"The checkpoint of step {step} was not saved.")
@@ -107,22 +112,19 @@ class _KeepBest(policies.PreservationPolicy):
 
   def should_preserve(self, checkpoints, *, context):
     steps = [info.step for info in checkpoints]
-    best = highest({step: self._scores.get(step) for step in steps})
+    best = highest({step: self._scores[step] for step in steps})
     return [step == best for step in steps]
 
 
-def score(meta: Meta, name: str) -> float | None:
-  """Returns a step's evaluation value, higher is better, if it has one."""
-  value = meta["values"].get(name)
-  if value is None or not math.isfinite(value):
-    return None
-  return -value if name.endswith("loss") else value
+def step_score(meta: Meta, name: str) -> float:
+  """Returns how good a step is by its evaluation value `name`."""
+  return report.score(name, meta["values"].get(name, math.nan))
 
 
-def highest(scores: Mapping[int, float | None]) -> int | None:
-  """Returns the step with the highest score, if any has one."""
-  scored = {step: value for step, value in scores.items() if value is not None}
-  return max(scored, key=scored.__getitem__, default=None)
+def highest(scores: Mapping[int, float]) -> int | None:
+  """Returns the step with the highest score, the earliest of equals."""
+  scored = sorted(step for step in scores if scores[step] > -math.inf)
+  return max(scored, key=scores.__getitem__, default=None)
 
 
 def steps_in(directory: epath.PathLike) -> dict[int, epath.Path]:
@@ -137,11 +139,12 @@ def steps_in(directory: epath.PathLike) -> dict[int, epath.Path]:
 
 
 def _sort_out(directory):
+  """Returns step -> path of the complete steps, and the other paths."""
   complete, incomplete = {}, []
   for path in directory.iterdir() if directory.exists() else ():
     if path.name.isdecimal() and _is_complete(path):
       complete[int(path.name)] = path
-    elif not path.name.endswith(_ASIDE):
+    elif _ASIDE not in path.name:
       incomplete.append(path)
   return dict(sorted(complete.items(), reverse=True)), sorted(incomplete)
 
@@ -152,14 +155,18 @@ def _is_complete(path):
     return False
   try:
     read_meta(path)
-  except (OSError, ValueError):
+  except (FileNotFoundError, NotADirectoryError, ValueError):
     return False
   return (path / "params").exists() and (path / "opt_state").exists()
 
 
+def _meta_path(path):
+  return epath.Path(path) / "meta" / "metadata"
+
+
 def read_meta(path: epath.PathLike) -> Meta:
   """Returns what a step directory says of its run."""
-  return json.loads((epath.Path(path) / "meta" / "metadata").read_text())
+  return json.loads(_meta_path(path).read_text())
 
 
 def locate(path: str, step: str = "latest") -> epath.Path:
@@ -172,7 +179,7 @@ def locate(path: str, step: str = "latest") -> epath.Path:
   Raises:
     ValueError: nothing there, or not that step; says what there is.
   """
-  root = epath.Path(path)
+  root = launch.absolute(path)
   if (root / "meta").exists():
     return root
   if (root / "checkpoints").exists():
@@ -198,7 +205,7 @@ def locate(path: str, step: str = "latest") -> epath.Path:
 def _best_step(steps):
   metas = {step: read_meta(path) for step, path in steps.items()}
   name = metas[max(steps)]["config"]["checkpoint"]["best"]
-  scores = {step: score(meta, name) for step, meta in metas.items()}
+  scores = {step: step_score(meta, name) for step, meta in metas.items()}
   best = highest(scores)
   if best is None:
     raise ValueError(
@@ -217,13 +224,11 @@ def misfits(path: epath.PathLike, item: str, abstract: Any) -> list[str]:
     One line per leaf that is missing, unexpected or different.
   """
   path = epath.Path(path) / item
-  with ocp.StandardCheckpointer() as checkpointer:
-    return [
-      f"{item}: {line}"
-      for line in trees.differences(
-        checkpointer.metadata(path).item_metadata.tree, abstract
-      )
-    ]
+  stored = {}
+  if path.exists():
+    with ocp.StandardCheckpointer() as checkpointer:
+      stored = checkpointer.metadata(path).item_metadata.tree
+  return [f"{item}: {line}" for line in trees.differences(stored, abstract)]
 
 
 def restore_item(path: epath.PathLike, item: str, abstract: Any) -> Any:
@@ -329,7 +334,8 @@ def restore_latest(
       raise
     except Exception as error:  # Storage fails in all kinds of ways.
       reasons[path] = str(error).splitlines()[0]
-  if complete and not found:
+  # An empty directory holds nothing to lose; anything else might be repaired.
+  if not found and (complete or any(map(_has_files, unreadable))):
     raise ValueError(
       "None of these checkpoints can be read:\n  "
       + "\n  ".join(f"{path}: {reason}" for path, reason in reasons.items())
@@ -338,8 +344,14 @@ def restore_latest(
   for path, reason in reasons.items():
     log.warning("Ignoring %s: %s.", path, reason)
     if path.name.isdecimal():  # The run will want to save this step again.
-      path.rename(path.parent / (path.name + _ASIDE))
+      names = (f"{path.name}{_ASIDE}{n or ''}" for n in itertools.count())
+      free = (path.parent / name for name in names)
+      path.rename(next(other for other in free if not other.exists()))
   return found
+
+
+def _has_files(path):
+  return path.name.isdecimal() and any(path.iterdir())
 
 
 def check_guard(saved: Meta, current: Meta, *, allow: bool) -> None:
@@ -355,6 +367,8 @@ def check_guard(saved: Meta, current: Meta, *, allow: bool) -> None:
   """
   current = json.loads(json.dumps(current))
   old, new = _flat(saved["guard"]), _flat(current["guard"])
+  # A value that older checkpoints do not have yet was then at its default.
+  new = {key: value for key, value in new.items() if key in old}
   changed = _changes(old, new)
   if changed and not allow:
     raise ValueError(
@@ -365,9 +379,14 @@ def check_guard(saved: Meta, current: Meta, *, allow: bool) -> None:
     )
   if changed:
     log.warning("Going on with changed values:\n  %s", "\n  ".join(changed))
-  config = _changes(_flat(saved["config"]), _flat(current["config"]))
-  if config:
-    log.info("Changed since the checkpoint:\n  %s", "\n  ".join(config))
+  log_changes(saved["config"], current["config"])
+
+
+def log_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+  """Says which values of a run's config are others now."""
+  changes = _changes(_flat(old), _flat(new))
+  if changes:
+    log.info("Changed in the config:\n  %s", "\n  ".join(changes))
 
 
 def _changes(old, new):

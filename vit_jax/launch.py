@@ -21,6 +21,8 @@ from absl import logging as absl_logging
 from etils import epath
 from ml_collections import config_flags
 
+import input_pipeline
+
 REFUSED, NOT_FINITE, TERMINATED = 2, 3, 143
 
 log = logging.getLogger("vit_jax")
@@ -123,15 +125,20 @@ def make_workdir(workdir: str) -> epath.Path:
   """
   if not workdir:
     raise ValueError("Say where the run lives: --workdir=runs/name")
-  path = epath.Path(workdir if "://" in workdir else os.path.abspath(workdir))
+  path = absolute(workdir)
   path.mkdir(parents=True, exist_ok=True)
   return path
+
+
+def absolute(path: str) -> epath.Path:
+  """Returns a path that means the same wherever the program goes."""
+  return epath.Path(path if "://" in path else os.path.abspath(path))
 
 
 def _exit_status(main):
   try:
     main()
-  except Refused as error:
+  except (Refused, input_pipeline.DataError) as error:
     log.debug("Refused here:", exc_info=True)
     _fail(REFUSED, error)
   except FloatingPointError as error:
@@ -161,10 +168,16 @@ def _set_up(cache):
     absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax warns of too much.
   handler = logging.StreamHandler()
   handler.setFormatter(logging.Formatter("%(message)s"))
-  log.handlers, log.propagate = [handler], False
-  log.setLevel(logging.DEBUG if debug else logging.INFO)
+  for ours in (log, logging.getLogger("input_pipeline")):
+    ours.handlers, ours.propagate = [handler], False
+    ours.setLevel(logging.DEBUG if debug else logging.INFO)
   tf.config.set_visible_devices([], "GPU")  # They are JAX's.
-  if cache:
+  if not cache:
+    return
+  try:
     pathlib.Path(cache).mkdir(parents=True, exist_ok=True)
-    jax.config.update("jax_compilation_cache_dir", cache)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+  except OSError as error:
+    log.warning("Compiled programs are not kept: %s", error)
+    return
+  jax.config.update("jax_compilation_cache_dir", cache)
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

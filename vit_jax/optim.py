@@ -2,7 +2,8 @@
 
 The chain is, in this order: clip the global norm, first and second moments (or
 momentum), decoupled weight decay, factors by path, learning rate. Frozen
-parameters stay outside of all of it: they cost no moments and no norm.
+parameters stay outside of all of it: they have no moments and do not count in
+the norm that is clipped.
 """
 
 from typing import Any
@@ -73,10 +74,15 @@ def _scale_by_path(multipliers, params):
     key="config.optim.multipliers",
   )
   factors = trees.map_with_path(
-    lambda path, _: (*trees.first_match(multipliers, path), 1.0)[0], params
+    lambda path, _: trees.first_match(multipliers, path, 1.0), params
   )
+  # Outer map over factors: a frozen parameter's update is an empty node there.
   return optax.stateless(
-    lambda updates, _: jax.tree.map(jnp.multiply, updates, factors)
+    lambda updates, _: jax.tree.map(
+      lambda factor, part: jax.tree.map(lambda x: factor * x, part),
+      factors,
+      updates,
+    )
   )
 
 

@@ -60,23 +60,26 @@ def run(
   unit = sharding.batch_devices(mesh)
   size = -(-min(_BATCH, len(paths)) // unit) * unit
   for start in range(0, len(paths), size):
-    read = {path: _read(path, ops) for path in paths[start : start + size]}
-    good = [path for path, it in read.items() if isinstance(it, np.ndarray)]
+    chunk = paths[start : start + size]
+    read = [_read(path, ops) for path in chunk]
     batch = np.zeros((size, *images.size_of(config), 3), np.uint8)
-    for row, path in enumerate(good):
-      batch[row] = read[path]
-    rows = predict(params, sharding.to_device({"image": batch}, mesh))
-    named = dict(zip(good, jax.device_get(rows)))
-    for path, outcome in read.items():
-      if path in named:
-        order = np.argsort(-named[path], kind="stable")
-        outcome = {classes[i]: float(named[path][i]) for i in order}
-      yield path, outcome
+    for row, image in enumerate(read):
+      if isinstance(image, np.ndarray):
+        batch[row] = image
+    rows = jax.device_get(
+      predict(params, sharding.to_device({"image": batch}, mesh))
+    )
+    for path, image, row in zip(chunk, read, rows):
+      if isinstance(image, ValueError):
+        yield path, image
+      else:
+        order = np.argsort(-row, kind="stable")
+        yield path, {classes[i]: float(row[i]) for i in order}
 
 
 def _ops(config):
   """How the run's first evaluation prepares its images."""
-  texts = [entry.ops for entry in config.evals.values()]
+  texts = [entry.ops for entry in config.evals.values() if entry.kind]
   text = texts[0] if texts else "decode|resize({size})"
   return images.sized(text, images.size_of(config))
 

@@ -9,6 +9,8 @@ very rows of an uninterrupted one. Only process 0 writes.
 import contextlib
 import datetime
 import json
+import math
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -75,6 +77,23 @@ class Metrics:
       ):
         self.best[name] = entry
 
+  def sync(self) -> None:
+    """Makes sure that the rows outlive the machine, as a checkpoint does."""
+    if self._active:
+      with self._path.open("a") as file:
+        _sync(file)
+
+
+def score(name: str, value: float) -> float:
+  """Returns how good an evaluation value is: higher is better.
+
+  Names that end in "loss" count downwards; what is not finite is worst. Where
+  two are equal the earlier step is the best one.
+  """
+  if not math.isfinite(value):
+    return -math.inf
+  return -value if name.endswith("loss") else value
+
 
 def _read(path):
   rows = []
@@ -94,8 +113,16 @@ def _rewrite(path, rows):
 def write_atomically(path: epath.Path, text: str) -> None:
   """Writes a text file that is never seen half-written."""
   other = path.parent / (path.name + ".tmp")
-  other.write_text(text)
+  with other.open("w") as file:
+    file.write(text)
+    _sync(file)
   other.replace(path)
+
+
+def _sync(file):
+  file.flush()
+  with contextlib.suppress(OSError, AttributeError):  # Buckets have no need.
+    os.fsync(file.fileno())
 
 
 class Progress:
@@ -217,6 +244,12 @@ class Profiler:
       jax.profiler.stop_trace()
       self._tracing = False
 
+  def __enter__(self) -> "Profiler":
+    return self
+
+  def __exit__(self, *_) -> None:
+    self.close()
+
 
 def finish(
   workdir: epath.Path, total: int, metrics: Metrics, seconds: float
@@ -254,7 +287,8 @@ def finish(
     "Next:\n"
     f"  tensorboard --logdir={workdir}\n"
     f"  python -m vit_jax.predict --checkpoint={workdir} IMAGE …\n"
-    "  python -m vit_jax.main --config=configs/digits.py "
-    "--config.input.source=folder:PATH --workdir=runs/mine",
+    "  python -m vit_jax.main --config=configs/digits.py --workdir=runs/mine "
+    "--config.input.source=folder:PATH --config.image_size=64 "
+    "--config.model.name=mu/8",
     flush=True,
   )

@@ -92,7 +92,7 @@ def check_model(params: Any, mesh: Mesh, rules: Rules) -> None:
   ways = mesh.shape["model"]
   bad = []
   for path, leaf in trees.flatten(params).items():
-    axes = next(iter(trees.first_match(rules, path)), ())
+    axes = trees.first_match(rules, path, ())
     for axis, size in zip(axes, leaf.shape[leaf.ndim - len(axes) :]):
       if axis == "model" and size % ways and "Transformer" in path:
         bad.append(f"  {path}: {size} of {trees.describe(leaf)}")
@@ -122,7 +122,7 @@ def tree_shardings(abstract: Any, mesh: Mesh, rules: Rules) -> Any:
   def place(path, leaf):
     if leaf.ndim == 0:
       return replicated(mesh)
-    axes = next(iter(trees.first_match(rules, path)), ())
+    axes = trees.first_match(rules, path, ())
     if leaf.ndim == len(axes) + 1 and axes:
       axes = (None, *axes)
     if leaf.ndim != len(axes):

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import jax
 from etils import epath
-from ml_collections import ConfigDict
 
 import input_pipeline
 from vit_jax import (
@@ -27,6 +26,7 @@ from vit_jax import (
   report,
   sharding,
   steps,
+  trees,
 )
 
 log = logging.getLogger("vit_jax")
@@ -72,6 +72,7 @@ def run(config: Any, workdir: str) -> steps.TrainState | None:
 
   Raises:
     launch.Refused: the config, the data or what is in `workdir` forbid it.
+    input_pipeline.DataError: an image cannot be read; names the file.
     FloatingPointError: a loss, a gradient or a weight is not finite.
     launch.Terminated: SIGTERM came, and the state is saved.
   """
@@ -80,6 +81,9 @@ def run(config: Any, workdir: str) -> steps.TrainState | None:
     with launch.refusal():
       path = launch.make_workdir(workdir)
       if (path / "summary.json").exists():
+        checkpoints.log_changes(
+          json.loads((path / "config.json").read_text()), _json(config)
+        )
         log.info(
           "%s is finished: see summary.json there. (Without that file the run "
           "goes on, should config.total be longer now.)",
@@ -92,7 +96,7 @@ def run(config: Any, workdir: str) -> steps.TrainState | None:
     progress = report.Progress(
       step, prepared.parts.total, config.input.batch_size
     )
-    with prepared.saver, progress:
+    with prepared.saver, progress, prepared.profiler:
       state = loop(config, prepared, metrics, progress, terminator)
   report.finish(
     path, prepared.parts.total, metrics, time.perf_counter() - began
@@ -134,7 +138,7 @@ def prepare(config: Any, workdir: epath.Path) -> Run:
       params=parts.state.params,
     ).items()
   }
-  _check_best(config.checkpoint.best, evals)
+  _check_best(config.checkpoint.best, evaluators.value_names(config))
   profiler = report.Profiler(config.profile, workdir)
 
   # A state comes from this run's last good checkpoint, or from another run's,
@@ -144,7 +148,7 @@ def prepare(config: Any, workdir: epath.Path) -> Run:
     checkpoints.check_guard(
       saved, current, allow=config.checkpoint.allow_change
     )
-    _warn_of_jump(saved, parts.schedule, source.num_examples)
+    _warn_of_jump(saved, config, parts.schedule, source.num_examples)
 
   directory = workdir / "checkpoints"
   found = checkpoints.restore_latest(directory, parts.state, check)
@@ -185,9 +189,12 @@ def prepare(config: Any, workdir: epath.Path) -> Run:
       ema=config.ema,
     )
   )
+  if config.resume_from:
+    # From here on this run stands by itself, whatever becomes of the other.
+    saver.save(state, meta | {"step": step, "values": {}})
   if jax.process_index() == 0:
     report.write_atomically(
-      workdir / "config.json", json.dumps(config.to_dict(), indent=2) + "\n"
+      workdir / "config.json", json.dumps(_json(config), indent=2) + "\n"
     )
   return Run(
     workdir, mesh, parts, state, batches, evals, every, meta, saver, profiler
@@ -267,12 +274,11 @@ def loop(
       )
     if step == total:
       break
-    batch = sharding.to_device(_next(run.batches), run.mesh)
+    batch = sharding.to_device(next(run.batches), run.mesh)
     run.profiler.before(step)
     state, sums = train_step(state, batch)
     settle()  # The previous update's, while this one runs.
     pending = (step + 1, sums)
-  run.profiler.close()
   run.saver.wait()
   return state
 
@@ -300,11 +306,17 @@ def describe(config: Any, source: Any, streams: int) -> checkpoints.Meta:
       "num_examples": source.num_examples,
       "class_names": list(source.class_names),
       "digest": source.digest,
+      "loss": config.loss,
       "ema": config.ema,
       "model": model,
     },
-    "config": config.to_dict(),
+    "config": _json(config),
   }
+
+
+def _json(config):
+  """A config as JSON gives it back: with lists in place of tuples."""
+  return json.loads(json.dumps(config.to_dict()))
 
 
 def _due(step, every):
@@ -323,12 +335,8 @@ def _save(run, state, step, metrics):
     for name, value in metrics.at(step).items()
     if name != "step" and not name.startswith("train/")
   }
+  metrics.sync()  # The row is not to be younger than its checkpoint.
   run.saver.save(state, run.meta | {"step": step, "values": values})
-
-
-def _next(batches):
-  with launch.refusal():  # A file that cannot be read is the data's fault.
-    return next(batches)
 
 
 def _check_classes(theirs, source):
@@ -361,18 +369,18 @@ def _batches(config, source, streams, step):
   return itertools.chain([first], batches)
 
 
-def _check_best(best, evals):
-  if best and best.partition("/")[0] not in evals:
+def _check_best(best, names):
+  if best and best not in names:
     raise ValueError(
-      f"config.checkpoint.best = {best!r} names no evaluator; write NAME/top1 "
-      f"with NAME one of {', '.join(evals) or '(config.evals is empty)'}."
+      f"config.checkpoint.best = {best!r} is no evaluation value; there are "
+      f"{', '.join(names)}.{trees.nearest(best, names)}"
     )
 
 
-def _warn_of_jump(saved, schedule, num_examples):
+def _warn_of_jump(saved, config, schedule, num_examples):
   """Says so when a changed config changes the learning rate at this step."""
   step = saved["step"]
-  before, _ = build.schedule(ConfigDict(saved["config"]), num_examples)
+  before, _ = build.schedule(_overlaid(config, saved["config"]), num_examples)
   old, new = float(before(step)), float(schedule(step))
   if old != new:
     log.warning(
@@ -381,3 +389,12 @@ def _warn_of_jump(saved, schedule, num_examples):
       old,
       new,
     )
+
+
+def _overlaid(config, saved):
+  """Returns a config as saved; keys that are younger than it as they are."""
+  known = config.copy_and_resolve_references()
+  for part, values in (("optim", saved["optim"]), ("input", saved["input"])):
+    known[part].update({k: v for k, v in values.items() if k in known[part]})
+  known.total = saved["total"]
+  return known

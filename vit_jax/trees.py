@@ -31,7 +31,9 @@ def map_with_path(function: Callable, tree: Any, *rest: Any) -> Any:
   )
 
 
-def first_match(rules: Iterable[tuple[str, Any]], path: str) -> tuple[Any, ...]:
+def first_match(
+  rules: Iterable[tuple[str, Any]], path: str, default: Any = None
+) -> Any:
   """Returns the value of the first rule that fits the end of `path`.
 
   Args:
@@ -39,14 +41,12 @@ def first_match(rules: Iterable[tuple[str, Any]], path: str) -> tuple[Any, ...]:
       the end, so that a rule for `head/kernel` also covers the optimiser's
       `0/mu/head/kernel`.
     path: a leaf's path.
-
-  Returns:
-    `(value,)`, or `()` where no rule fits.
+    default: what to return where no rule fits.
   """
   for regex, value in rules:
     if re.search(f"(^|/)(?:{regex})$", path):
-      return (value,)
-  return ()
+      return value
+  return default
 
 
 def select(tree: Any, regexes: Sequence[str], *, key: str) -> Any:
@@ -62,11 +62,11 @@ def select(tree: Any, regexes: Sequence[str], *, key: str) -> Any:
   """
   paths = list(flatten(tree))
   for regex in regexes:
-    if not any(first_match([(regex, True)], path) for path in paths):
+    if not any(first_match([(regex, True)], path, False) for path in paths):
       hint = nearest(regex, paths)
       raise ValueError(f"{key}: {regex!r} fits no parameter.{hint}")
   rules = [(regex, True) for regex in regexes]
-  return map_with_path(lambda path, _: bool(first_match(rules, path)), tree)
+  return map_with_path(lambda path, _: first_match(rules, path, False), tree)
 
 
 def describe(leaf: Any) -> str:

@@ -15,11 +15,11 @@ split in `splits.stratified_order`, so every slice holds all classes.
 
 import collections
 import hashlib
+import logging
 import os
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
 from input_pipeline import splits
 from input_pipeline.errors import suggest
@@ -32,6 +32,8 @@ _UNSUPPORTED = frozenset(
 )
 _SPLITS = frozenset(("dev", "eval", "test", "val", "valid", "validation"))
 _gfile = tf.io.gfile
+
+log = logging.getLogger("input_pipeline")
 
 
 def make(argument: str, split: str, data_dir: str) -> Source:
@@ -125,7 +127,7 @@ def _list_split(
       images, rest = _walk(root, os.path.join(folder, name))
       others += rest
     if not images:
-      logging.warning("Class %r has no images in %s.", name, base)
+      log.warning("Class %r has no images in %s.", name, base)
     files += [(label, path) for path in images]
   _log_extensions(root, folder, [path for _, path in files], others)
   if not files:
@@ -162,16 +164,16 @@ def _log_extensions(
   """Says what was counted, and what was left out and why."""
   base = os.path.join(root, folder)
   counts = collections.Counter(map(_extension, images))
-  logging.info("%s: %d images (%s).", base, len(images), _show_counts(counts))
+  log.info("%s: %d images (%s).", base, len(images), _show_counts(counts))
   if not others:
     return
   counts = collections.Counter(map(_extension, others))
-  logging.warning(
+  log.warning(
     "%s: left out %d other files (%s).", base, len(others), _show_counts(counts)
   )
   unsupported = [x for x in others if _extension(x) in _UNSUPPORTED]
   if unsupported:
-    logging.warning(
+    log.warning(
       "Unsupported image formats, left out (convert them to PNG or JPEG): %s.",
       _show([f"{root}/{path}" for path in unsupported]),
     )

@@ -1,7 +1,8 @@
 """Evaluators: one file each, named by `kind` in `config.evals`.
 
 An evaluator module has `build(entry, *, config, source, classes, objective,
-mesh, shardings) -> Evaluator`. This room knows no loop and no checkpoint.
+mesh, shardings) -> Evaluator` and `VALUES`, the names of what that returns, "n"
+among them. This room knows no loop and no checkpoint.
 """
 
 import importlib
@@ -17,6 +18,26 @@ from vit_jax import steps, trees
 
 # (params, stop) -> name -> value; None when `stop()` turned true half-way.
 Evaluator = Callable[[Any, Callable[[], bool]], dict[str, float] | None]
+
+
+def value_names(config: Any) -> list[str]:
+  """Returns "NAME/VALUE" for all that the config's evaluators will return."""
+  return [
+    f"{name}/{value}"
+    for name, entry in config.evals.items()
+    if entry.kind
+    for value in _module(name, entry).VALUES
+  ]
+
+
+def _module(name, entry):
+  kinds = [module.name for module in pkgutil.iter_modules(__path__)]
+  if entry.kind not in kinds:
+    raise ValueError(
+      f"config.evals.{name}.kind = {entry.kind!r}; there are "
+      f"{', '.join(kinds)}.{trees.nearest(entry.kind, kinds)}"
+    )
+  return importlib.import_module(f"{__name__}.{entry.kind}")
 
 
 def build_all(
@@ -39,18 +60,12 @@ def build_all(
   Raises:
     ValueError: an unknown kind, or what an evaluator refuses, with its name.
   """
-  kinds = [module.name for module in pkgutil.iter_modules(__path__)]
   shardings = jax.tree.map(lambda leaf: leaf.sharding, params)
   built = {}
   for name, entry in config.evals.items():
     if not entry.kind:
       continue
-    if entry.kind not in kinds:
-      raise ValueError(
-        f"config.evals.{name}.kind = {entry.kind!r}; there are "
-        f"{', '.join(kinds)}.{trees.nearest(entry.kind, kinds)}"
-      )
-    module = importlib.import_module(f"{__name__}.{entry.kind}")
+    module = _module(name, entry)
     try:
       source = input_pipeline.get_source(
         entry.source or config.input.source, entry.split, config.input.data_dir

@@ -10,6 +10,8 @@ import input_pipeline
 from vit_jax import images, losses, sharding, steps
 from vit_jax.evaluators import Evaluator
 
+VALUES = ("top1", "top5", "loss", "n")
+
 _IN_FLIGHT = 4  # Batches: enough to keep the device busy, bounded in memory.
 
 
@@ -104,7 +106,7 @@ def _sums(logits, batch, loss):
 def _means(sums):
   total = {
     name: float(np.sum([part[name] for part in sums], dtype=np.float64))
-    for name in ("top1", "top5", "loss", "n")
+    for name in VALUES
   }
   n = total.pop("n")
   means = {name: value / max(n, 1) for name, value in total.items()}
