@@ -15,7 +15,7 @@ from configs import common
 def get_config():
   """Returns the recipe."""
   config = common.base()
-  config.total = "100ep"
+  config.total = "60ep"
   config.image_size = (16,)
   config.label_smoothing = 0.1
   config.log_every = "50"
@@ -29,7 +29,6 @@ def get_config():
 
   config.input.source = "digits:"
   config.input.batch_size = 64
-  config.input.ops = "decode_and_random_crop({size}, area_min=0.75)"
 
   config.optim.lr = 2e-3
   config.optim.warmup = "10%"
