@@ -137,10 +137,15 @@ def make_train_step(
     metrics = objective.loss(params, batch, key)
     return metrics["loss"][0], metrics
 
+  def mean_loss(params, batch, key):
+    total, metrics = loss(params, batch, key)
+    return total / metrics["loss"][1], metrics
+
   def gradients(params, batch, key):
     if accumulate == 1:
-      return jax.grad(loss, has_aux=True)(params, batch, key)
-    # Every accumulate-th example, so that each device cuts its own rows.
+      return jax.grad(mean_loss, has_aux=True)(params, batch, key)
+    # Every accumulate-th example, so that each device cuts its own rows; sums,
+    # so that parts with unlike padding add up exactly.
     parts = jax.tree.map(
       lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), batch
     )
@@ -158,13 +163,12 @@ def make_train_step(
       key,
     )
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    return jax.lax.scan(add_part, zeros, (parts, keys))[0]
+    grads, metrics = jax.lax.scan(add_part, zeros, (parts, keys))[0]
+    return jax.tree.map(lambda g: g / metrics["loss"][1], grads), metrics
 
   def step(state, batch):
     key = jax.random.fold_in(stream(seed, "step"), state.step)
     grads, metrics = gradients(state.params, batch, key)
-    # The loss is a sum, so parts add up exactly; its mean is what we minimise.
-    grads = jax.tree.map(lambda g: g / metrics["loss"][1], grads)
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     one = jnp.ones(())
