@@ -34,10 +34,10 @@ quickstart: .venv/.ready
 	@echo 'To train afresh: rm -r $(WORKDIR)'
 
 test: .venv/.ready
-	$(RUN) -m pytest -n $(WORKERS) -m 'not slow' $(ARGS)
+	$(RUN) -m pytest -n $(WORKERS) --dist loadfile -m 'not slow' $(ARGS)
 
 test-all: .venv/.ready
-	$(RUN) -m pytest -n $(WORKERS) $(ARGS)
+	$(RUN) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 lint: .venv/.ready
 	$(RUN) -m ruff format --check .

@@ -26,8 +26,10 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 @pytest.fixture(scope="session", autouse=True)
 def compilation_cache(tmp_path_factory):
-  """Programs that several tests compile are compiled once."""
-  directory = tmp_path_factory.mktemp("xla")
+  """Programs that several tests compile are compiled once, over all workers."""
+  base = tmp_path_factory.getbasetemp()
+  worker = "PYTEST_XDIST_WORKER" in os.environ
+  directory = (base.parent if worker else base) / "xla"
   jax.config.update("jax_compilation_cache_dir", str(directory))
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 

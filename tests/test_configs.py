@@ -109,6 +109,15 @@ def test_tuples_are_set_and_emptied(at_root):
   assert config.optim.decay_paths == ()
 
 
+@pytest.mark.parametrize(
+  "override",
+  ["optim.lr=None", "optim.lr=fast", "seed=1.5", "model.scan=maybe", "modle=3"],
+)
+def test_a_value_of_another_type_is_refused(at_root, override):
+  with pytest.raises((flags.Error, ValueError, KeyError, AttributeError)):
+    parsed(f"--config.{override}")
+
+
 @pytest.mark.parametrize("text", ["8,12", "(8,12)"])
 def test_image_size_as_a_tuple(at_root, text):
   config = parsed(f"--config.image_size={text}")

@@ -153,13 +153,7 @@ def test_a_finished_run_exits_0_and_touches_nothing(whole, environment):
       "no such config key.*modle[^$]*Did you mean .model",
     ),
     (["--config.seed=three"], 2, "config.seed.*three"),
-    (["--config.image_size=3.5"], 2, "image_size"),
-    (["--config.total=None"], 2, "config.total = 'None'"),
-    (["--config.optim.lr=None"], 2, "lr"),
-    (["--config.input.source=folder:nowhere"], 2, "nowhere"),
-    (["--workdir="], 2, "--workdir"),
     (["--wrokdir=x"], 2, "wrokdir"),
-    (["stray"], 2, "stray"),
   ],
 )
 def test_exit_status_and_message(environment, tmp_path, flags, status, message):
@@ -179,26 +173,18 @@ def test_exit_status_and_message(environment, tmp_path, flags, status, message):
 def test_no_deprecated_calls_and_a_rerun_from_the_saved_config(
   whole, environment, tmp_path
 ):
-  result = subprocess.run(
+  subprocess.run(
     command(
       tmp_path,
       "--config.total=2",
       "--config.optim.warmup=0",
       config=f"configs/rerun.py:{whole}/config.json",
-      python=["-W", "default::DeprecationWarning"],
+      python=["-W", "error::DeprecationWarning"],
     ),
     cwd=ROOT,
     env=environment,
-    capture_output=True,
-    text=True,
     check=True,
   )
-  ours = re.findall(
-    r"^\S*(?:vit_jax|configs|input_pipeline)/\S+: Deprecat.*",
-    result.stderr,
-    re.MULTILINE,
-  )
-  assert ours == []
   assert rows(tmp_path)[0]["train/loss"] == rows(whole)[0]["train/loss"]
   config = json.loads((tmp_path / "config.json").read_text())
   assert config["total"] == "2"

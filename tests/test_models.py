@@ -265,7 +265,7 @@ def test_every_parameter_has_mesh_axes():
   model = models.create("mu/4", num_classes=5, representation_size=7)
   for scan in (False, True):
     for path, shape in shapes(model.clone(scan=scan), (8, 8)).items():
-      (axes,) = trees.first_match(models.PARAM_AXES, path)
+      axes = trees.first_match(models.PARAM_AXES, path)
       stacked_axis = scan and "encoderblock/" in path
       assert len(axes) + stacked_axis == len(shape), path
       axes = [axis for axis in axes if axis]

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import pathlib
 import signal
@@ -13,7 +14,7 @@ import pytest
 import input_pipeline
 from configs import common
 from tests.conftest import tiny_config
-from vit_jax import checkpoints, launch, steps, train, trees
+from vit_jax import checkpoints, launch, sharding, steps, train, trees
 
 
 def rows(workdir):
@@ -114,12 +115,25 @@ def test_resuming_equals_never_stopping(whole, tmp_path, monkeypatch, step):
   assert_same_run(tmp_path, whole)
 
 
-@pytest.mark.parametrize("shape", [(1, 8, 1), (2, 2, 2)])
-def test_resuming_on_another_mesh(whole, tmp_path, monkeypatch, shape):
-  run_until(tiny_config(), tmp_path, 4, monkeypatch)
-  config = tiny_config()
-  config.mesh.update(dict(zip(("data", "fsdp", "model"), shape)))
-  train.run(config, str(tmp_path))
+def test_resuming_on_other_devices_and_meshes(whole, tmp_path, monkeypatch):
+  """One run, begun on 8 devices, then on 1, 8, 2 and 8 of them."""
+  config = tiny_config(**{"checkpoint.every": "1"})
+  real = sharding.make_mesh
+  for until, shape in (
+    (2, (8, 1, 1)),
+    (4, (1, 1, 1)),
+    (5, (1, 8, 1)),
+    (7, (1, 2, 1)),
+    (99, (2, 2, 2)),
+  ):
+    config.mesh.update(dict(zip(sharding.AXES, shape)))
+    devices = jax.devices()[: math.prod(shape)]
+    with monkeypatch.context() as patch:
+      patch.setattr(sharding, "make_mesh", lambda mesh: real(mesh, devices))  # noqa: B023
+      if until < 8:
+        run_until(config, tmp_path, until, monkeypatch)
+      else:
+        train.run(config, str(tmp_path))
   ours = [row["train/loss"] for row in rows(tmp_path)]
   theirs = [row["train/loss"] for row in rows(whole)]
   np.testing.assert_allclose(ours, theirs, atol=1e-5)
@@ -266,6 +280,7 @@ def test_average_is_saved_and_evaluated(tmp_path):
   [
     ({"image_size": (18,)}, r"18.*patch.*4.*16.*20"),
     ({"image_size": (8, 8, 3)}, r"config.image_size = \(8, 8, 3\)"),
+    ({"image_size": (3.5,)}, r"config.image_size = \(3.5,\)"),
     ({"input.batch_size": 12}, "12 does not divide by 8.*Use 8 or 16"),
     ({"input.source": "fakes:16,3,40"}, "fakes.*fake:"),
     ({"input.ops": "decode|resise({size})"}, "resise.*resize"),
@@ -288,6 +303,7 @@ def test_average_is_saved_and_evaluated(tmp_path):
     ({"ema": 1.0}, "config.ema = 1.0"),
     ({"total": "0"}, "config.total = '0'"),
     ({"total": "0.5"}, "config.total = '0.5'"),
+    ({"total": "None"}, "config.total = 'None'"),
     ({"log_every": "often"}, "config.log_every = 'often'"),
     ({"optim.name": "adam"}, "config.optim.name"),
     ({"optim.schedule": "cosin"}, "config.optim.schedule"),

@@ -11,6 +11,7 @@ import pathlib
 import signal
 import sys
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -154,7 +155,10 @@ def _fail(status, error):
 
 def _parse(argv):
   try:
-    return flags.FLAGS(argv)
+    with warnings.catch_warnings():
+      # How ml_collections loads a config file is not ours to mend.
+      warnings.filterwarnings("ignore", "the load_module", DeprecationWarning)
+      return flags.FLAGS(argv)
   except (KeyError, AttributeError) as error:
     _fail(REFUSED, f"There is no such config key: {error.args[0]}")
   except (flags.Error, ValueError, TypeError, OSError) as error:
