@@ -1,7 +1,6 @@
 """Checkpoints: complete or absent, refused where they do not fit."""
 
 import dataclasses
-import json
 import logging
 
 import jax
@@ -230,27 +229,3 @@ def test_of_equals_the_earliest_is_the_best(tmp_path):
   save(tmp_path, {1: 0.5, 2: 0.9, 3: 0.9, 4: 0.9}, keep=1, best="test/top1")
   assert steps_of(tmp_path) == [2, 4]
   assert checkpoints.locate(str(tmp_path), "best").name == "2"
-
-
-def test_the_guard_takes_a_key_that_is_younger_than_the_checkpoint():
-  saved = {"guard": {"seed": 0}, "config": {}}
-  now = {"guard": {"seed": 0, "registers": 0}, "config": {}}
-  checkpoints.check_guard(saved, now, allow=False)
-
-
-def test_the_guard_names_both_values_and_can_be_overruled(warnings):
-  saved = {"guard": {"seed": 0, "model": {"name": "B/16"}}, "config": {"lr": 1}}
-  now = {"guard": {"seed": 1, "model": {"name": "B/32"}}, "config": {"lr": 2}}
-  with pytest.raises(ValueError, match="allow_change") as error:
-    checkpoints.check_guard(saved, now, allow=False)
-  assert "seed: was 0, is 1" in str(error.value)
-  assert "model.name: was 'B/16', is 'B/32'" in str(error.value)
-  assert "lr" not in str(error.value)
-  checkpoints.check_guard(saved, now, allow=True)
-  assert "seed: was 0, is 1" in warnings()[0]
-
-
-def test_the_guard_sees_no_difference_between_tuples_and_json():
-  meta = {"guard": {"ops": ("a", "b")}, "config": {}}
-  saved = json.loads(json.dumps(meta))
-  checkpoints.check_guard(saved, meta, allow=False)

@@ -243,8 +243,12 @@ def test_resume_from_continues_another_run(whole, tmp_path, monkeypatch):
   config = tiny_config(total="10", resume_from=whole.name)
   run_until(config, tmp_path, 9, monkeypatch)
   # From its start the run stands by itself.
+  before = checkpoints.read_meta(tmp_path / "checkpoints" / "8")["values"]
+  assert before
   config.resume_from = "gone"
   train.run(config, str(tmp_path))
+  after = checkpoints.read_meta(tmp_path / "checkpoints" / "8")["values"]
+  assert after == before
   assert [row["step"] for row in rows(tmp_path)] == [8, 9, 10]
   with pytest.raises(launch.Refused, match="No complete checkpoint"):
     train.run(

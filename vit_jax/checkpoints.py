@@ -20,11 +20,11 @@ from etils import epath
 from orbax.checkpoint import checkpoint_managers as policies
 
 from vit_jax import launch, report, trees
+from vit_jax.guard import Meta
 from vit_jax.steps import TrainState
 
 log = logging.getLogger("vit_jax")
 
-Meta = dict[str, Any]
 _ARRAYS = ("params", "opt_state", "ema")
 _ASIDE = ".incomplete"  # Ends the new name of a directory that is set aside.
 
@@ -352,56 +352,3 @@ def restore_latest(
 
 def _has_files(path):
   return path.name.isdecimal() and any(path.iterdir())
-
-
-def check_guard(saved: Meta, current: Meta, *, allow: bool) -> None:
-  """Refuses to continue a run under another clock or model.
-
-  Args:
-    saved: the checkpoint's meta.
-    current: what this start would save.
-    allow: `config.checkpoint.allow_change`: warn instead.
-
-  Raises:
-    ValueError: lists each guarded value that differs, saved and now.
-  """
-  current = json.loads(json.dumps(current))
-  old, new = _flat(saved["guard"]), _flat(current["guard"])
-  # A value that older checkpoints do not have yet was then at its default.
-  new = {key: value for key, value in new.items() if key in old}
-  changed = _changes(old, new)
-  if changed and not allow:
-    raise ValueError(
-      "This run was started with other values, so it cannot go on exactly:\n  "
-      + "\n  ".join(changed)
-      + "\nSet them back, use another --workdir, or accept the change with "
-      "--config.checkpoint.allow_change=True."
-    )
-  if changed:
-    log.warning("Going on with changed values:\n  %s", "\n  ".join(changed))
-  log_changes(saved["config"], current["config"])
-
-
-def log_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-  """Says which values of a run's config are others now."""
-  changes = _changes(_flat(old), _flat(new))
-  if changes:
-    log.info("Changed in the config:\n  %s", "\n  ".join(changes))
-
-
-def _changes(old, new):
-  return [
-    f"{key}: was {old.get(key)!r}, is {new.get(key)!r}"
-    for key in sorted(old.keys() | new.keys())
-    if old.get(key) != new.get(key)
-  ]
-
-
-def _flat(values: Mapping, prefix=""):
-  flat: dict[str, Any] = {}
-  for key, value in values.items():
-    if isinstance(value, Mapping):
-      flat |= _flat(value, f"{prefix}{key}.")
-    else:
-      flat[prefix + key] = value
-  return flat

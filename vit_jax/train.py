@@ -21,6 +21,7 @@ from vit_jax import (
   build,
   checkpoints,
   evaluators,
+  guard,
   images,
   launch,
   report,
@@ -55,7 +56,7 @@ class Run(NamedTuple):
   batches: Any
   evals: dict[str, tuple[evaluators.Evaluator, int]]
   every: dict[str, int]
-  meta: checkpoints.Meta
+  meta: guard.Meta
   saver: checkpoints.Checkpoints
   profiler: report.Profiler
 
@@ -81,8 +82,8 @@ def run(config: Any, workdir: str) -> steps.TrainState | None:
     with launch.refusal():
       path = launch.make_workdir(workdir)
       if (path / "summary.json").exists():
-        checkpoints.log_changes(
-          json.loads((path / "config.json").read_text()), _json(config)
+        guard.log_changes(
+          json.loads((path / "config.json").read_text()), guard.as_json(config)
         )
         log.info(
           "%s is finished: see summary.json there. (Without that file the run "
@@ -144,17 +145,16 @@ def prepare(config: Any, workdir: epath.Path) -> Run:
   # A state comes from this run's last good checkpoint, or from another run's,
   # or from the seed.
   def check(saved):
-    current = describe(config, source, saved["guard"]["streams"])
-    checkpoints.check_guard(
-      saved, current, allow=config.checkpoint.allow_change
-    )
+    current = guard.describe(config, source, saved["guard"]["streams"])
+    guard.check(saved, current, allow=config.checkpoint.allow_change)
     _warn_of_jump(saved, config, parts.schedule, source.num_examples)
 
   directory = workdir / "checkpoints"
   found = checkpoints.restore_latest(directory, parts.state, check)
+  branches = not found and config.resume_from
   if found:
     log.info("Resuming at step %d of %d.", found[0].step, parts.total)
-  elif config.resume_from:
+  elif branches:
     path = checkpoints.locate(config.resume_from)
     found = checkpoints.restore(path, parts.state), checkpoints.read_meta(path)
     _check_classes(found[1]["guard"]["class_names"], source)
@@ -168,7 +168,7 @@ def prepare(config: Any, workdir: epath.Path) -> Run:
       f"The run has done {step} updates already; config.total = "
       f"{config.total!r} is {parts.total}."
     )
-  meta = describe(config, source, streams)
+  meta = guard.describe(config, source, streams)
   batches = _batches(config, source, meta["guard"]["streams"], step)
   saver = checkpoints.Checkpoints(
     directory,
@@ -189,12 +189,13 @@ def prepare(config: Any, workdir: epath.Path) -> Run:
       ema=config.ema,
     )
   )
-  if config.resume_from:
+  if branches:
     # From here on this run stands by itself, whatever becomes of the other.
     saver.save(state, meta | {"step": step, "values": {}})
   if jax.process_index() == 0:
     report.write_atomically(
-      workdir / "config.json", json.dumps(_json(config), indent=2) + "\n"
+      workdir / "config.json",
+      json.dumps(guard.as_json(config), indent=2) + "\n",
     )
   return Run(
     workdir, mesh, parts, state, batches, evals, every, meta, saver, profiler
@@ -211,6 +212,7 @@ def loop(
   """Evaluates, saves and updates, step by step; see the module's docstring."""
   train_step = build.train_step(config, run.mesh, run.parts)
   state, total = run.state, run.parts.total
+  start = int(state.step)
   pending: tuple[int, steps.Metrics] | None = None
 
   def settle():
@@ -243,7 +245,7 @@ def loop(
       if _due(step, every) or step == total
     ]
 
-  for step in range(int(state.step), total + 1):
+  for step in range(start, total + 1):
     evaluate = [
       name for name in due_evals(step) if f"{name}/n" not in metrics.at(step)
     ]
@@ -263,7 +265,9 @@ def loop(
           progress.evaluated(values)
         stop = terminator.came()
         best = metrics.best.get(config.checkpoint.best, {"step": -1})["step"]
-        if step and (save or stop or best == step):
+        # Where the run resumed is saved, but perhaps without its evaluation.
+        again = step == start and bool(evaluate)
+        if step and (save or stop or best == step or again):
           _save(run, state, step, metrics)
     if stop:
       run.saver.wait()
@@ -281,42 +285,6 @@ def loop(
     pending = (step + 1, sums)
   run.saver.wait()
   return state
-
-
-def describe(config: Any, source: Any, streams: int) -> checkpoints.Meta:
-  """Returns what a checkpoint says of its run, as JSON values.
-
-  Args:
-    config: the resolved config.
-    source: the training source.
-    streams: of the run's first start, where the config leaves it open.
-  """
-  model = config.model.to_dict()
-  del model["remat"]  # Trades memory for time and changes no number.
-  return {
-    "version": 1,
-    "guard": {
-      "seed": config.seed,
-      "batch_size": config.input.batch_size,
-      "streams": config.input.streams or streams,
-      "ops": config.input.ops,
-      "image_size": list(config.image_size),
-      "shuffle_buffer": config.input.shuffle_buffer,
-      "split": config.input.split,
-      "num_examples": source.num_examples,
-      "class_names": list(source.class_names),
-      "digest": source.digest,
-      "loss": config.loss,
-      "ema": config.ema,
-      "model": model,
-    },
-    "config": _json(config),
-  }
-
-
-def _json(config):
-  """A config as JSON gives it back: with lists in place of tuples."""
-  return json.loads(json.dumps(config.to_dict()))
 
 
 def _due(step, every):
