@@ -240,7 +240,9 @@ def test_total_can_grow_and_the_jump_in_learning_rate_is_said(
 
 def test_resume_from_continues_another_run(whole, tmp_path, monkeypatch):
   monkeypatch.chdir(whole.parent)
-  config = tiny_config(total="10", resume_from=whole.name)
+  config = tiny_config(
+    **{"total": "10", "resume_from": whole.name, "checkpoint.keep": 9}
+  )
   run_until(config, tmp_path, 9, monkeypatch)
   # From its start the run stands by itself.
   before = checkpoints.read_meta(tmp_path / "checkpoints" / "8")["values"]
