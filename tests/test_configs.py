@@ -304,6 +304,33 @@ def test_every_key_has_an_effect():
     assert of({key: value} | beside) != base, key
 
 
+@pytest.mark.parametrize(
+  ("changes", "loss"),
+  [
+    ({}, np.log(3)),
+    ({"loss": "sigmoid"}, 3 * np.log(2)),
+    (
+      {"loss": "sigmoid", "model.head_bias": -10.0},
+      10 + 3 * np.log1p(np.exp(-10)),
+    ),
+    ({"label_smoothing": 0.3}, np.log(3)),
+  ],
+)
+def test_first_loss_of_the_objective(changes, loss):
+  config = tiny_config(mixup=0.0, **changes)
+  objective = build.objectives.build(config, 3)
+  batch = {
+    "image": np.zeros((2, 16, 16, 3), np.uint8),
+    "labels": np.array([[1], [2]], np.int32),
+    "mask": np.array([1, 0], np.float32),
+  }
+  params = objective.init(jax.random.key(0))
+  batch = jax.tree.map(jax.numpy.asarray, batch)
+  total, weight = objective.loss(params, batch, jax.random.key(1))["loss"]
+  assert float(weight) == 1
+  assert float(total) == pytest.approx(loss, rel=1e-5)
+
+
 def test_data_comes_as_the_devices_take_it():
   config = tiny_config()
   source = input_pipeline.get_source(config.input.source, "train")
