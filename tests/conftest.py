@@ -1,5 +1,6 @@
 """Eight CPU devices for every test, and strict shapes; set before JAX loads."""
 
+import logging
 import os
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -53,3 +54,14 @@ def tiny_config(**changes):
   config.checkpoint.every = "3"
   config.update_from_flattened_dict(changes)
   return config
+
+
+@pytest.fixture
+def warnings(caplog):
+  """The warnings of our own logger."""
+  logging.getLogger("vit_jax").propagate = True
+  return lambda: [
+    record.getMessage()
+    for record in caplog.records
+    if record.name == "vit_jax" and record.levelno >= logging.WARNING
+  ]

@@ -1,7 +1,6 @@
 """Checkpoints: complete or absent, refused where they do not fit."""
 
 import dataclasses
-import logging
 
 import jax
 import jax.numpy as jnp
@@ -54,17 +53,6 @@ def accept(meta):
 
 def steps_of(directory):
   return sorted(checkpoints.steps_in(directory))
-
-
-@pytest.fixture
-def warnings(caplog):
-  """The warnings of our own logger."""
-  logging.getLogger("vit_jax").propagate = True
-  return lambda: [
-    record.getMessage()
-    for record in caplog.records
-    if record.name == "vit_jax" and record.levelno >= logging.WARNING
-  ]
 
 
 def test_best_and_newest_are_kept_by_their_own_rules(tmp_path):

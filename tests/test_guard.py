@@ -1,24 +1,12 @@
 """The guard: what a run must keep, and what may change."""
 
 import json
-import logging
 
 import pytest
 
 import input_pipeline
 from tests.conftest import tiny_config
 from vit_jax import guard
-
-
-@pytest.fixture
-def warnings(caplog):
-  """The warnings of our own logger."""
-  logging.getLogger("vit_jax").propagate = True
-  return lambda: [
-    record.getMessage()
-    for record in caplog.records
-    if record.name == "vit_jax" and record.levelno >= logging.WARNING
-  ]
 
 
 def test_the_guard_takes_a_key_that_is_younger_than_the_checkpoint():
