@@ -213,6 +213,17 @@ def test_the_same_step_may_break_twice(tmp_path):
   ]
 
 
+def test_an_evaluation_may_follow_a_save_that_is_still_on_its_way(tmp_path):
+  with checkpoints.Checkpoints(
+    tmp_path, keep=1, keep_every=0, best=""
+  ) as saver:
+    state = state_at(1, shape=(1 << 22,))
+    saver.save(state, meta_at(1))
+    saver.save(state, meta_at(1, {"test/top1": 0.5}))
+  meta = checkpoints.read_meta(tmp_path / "1")
+  assert meta["values"] == {"test/top1": 0.5}
+
+
 def test_of_equals_the_earliest_is_the_best(tmp_path):
   save(tmp_path, {1: 0.5, 2: 0.9, 3: 0.9, 4: 0.9}, keep=1, best="test/top1")
   assert steps_of(tmp_path) == [2, 4]

@@ -49,6 +49,13 @@ def test_best_and_final_each_with_their_step(tmp_path):
   }
 
 
+def test_a_value_that_is_not_finite_is_never_the_best(tmp_path):
+  metrics = report.Metrics(tmp_path, 0)
+  for step, loss in enumerate([float("nan"), 0.5, float("nan")], 1):
+    metrics.write(step, {"test/loss": loss})
+  assert metrics.best["test/loss"] == {"value": 0.5, "step": 2}
+
+
 def test_lines_where_there_is_no_terminal(capsys):
   with report.Progress(0, 10, 8) as progress:
     progress.updated(1, 2.0)

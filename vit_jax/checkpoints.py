@@ -80,6 +80,7 @@ class Checkpoints:
     self._scores[step] = step_score(meta, self._best)
     if step in self._manager.all_steps():
       # Resumed here, so the state is the same; its evaluation may be news.
+      self.wait()  # A branch's first save may still be on its way.
       path = _meta_path(self._directory / str(step))
       report.write_atomically(path, json.dumps(meta))
       return

@@ -69,13 +69,10 @@ class Metrics:
     for name, value in row.items():
       if name == "step" or name.startswith("train/") or name.endswith("/n"):
         continue
-      entry = {"value": value, "step": row["step"]}
-      sign = -1 if name.endswith("loss") else 1
-      self.final[name] = entry
-      if (
-        name not in self.best or sign * value > sign * self.best[name]["value"]
-      ):
-        self.best[name] = entry
+      self.final[name] = {"value": value, "step": row["step"]}
+      best = self.best.setdefault(name, self.final[name])
+      if score(name, value) > score(name, best["value"]):
+        self.best[name] = self.final[name]
 
   def sync(self) -> None:
     """Makes sure that the rows outlive the machine, as a checkpoint does."""
