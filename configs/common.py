@@ -29,19 +29,32 @@ def base() -> ConfigDict:
   config.log_every = "50"  # Updates between two rows of metrics.jsonl.
   config.profile = ""  # "START:STOP": updates to trace for TensorBoard.
   config.resume_from = ""  # Full state of another run, for a new workdir.
+  config.init_from = ""  # Weights only: .npz, .safetensors, another run.
+  config.init_head = "reset"  # "reset": a new head | "keep": the stored one.
+  config.init_resize = (
+    "bicubic"  # or "bilinear", "bilinear_corners": positions.
+  )
+  config.init_patch = "keep"  # "resize": to a model with other patches.
 
   config.model = ConfigDict()
-  config.model.name = "B/16"  # Variant and patch size.
+  config.model.name = "B/16"  # Variant and patch; "R50+B/16", "R50x1".
   config.model.width = 0  # Width, depth, mlp_dim and num_heads: 0 is the
   config.model.depth = 0  # variant's own.
   config.model.mlp_dim = 0
   config.model.num_heads = 0
-  config.model.classifier = "token"  # "token" | "gap".
+  config.model.classifier = "token"  # "token" | "gap" | "map".
   config.model.representation_size = 0  # Hidden tanh layer before the head.
-  config.model.posemb = "learned_1d"  # Position embedding at the stem.
+  config.model.posemb = "learned_1d"  # or learned_2d, sincos2d, relative, none.
+  config.model.posemb_at = "stem"  # "stem" | "layers" | "shared".
+  config.model.registers = 0  # Tokens that stand for no patch.
   config.model.dropout = 0.0
   config.model.attention_dropout = 0.0
+  config.model.stochastic_depth = 0.0  # Rate in the last block; 0 in the first.
+  config.model.layer_scale = 0.0  # Initial factor of a branch (1e-4); 0: none.
+  config.model.gelu = "tanh"  # "tanh" | "erf", of weights from PyTorch.
   config.model.head_bias = 0.0  # Initial bias of the head (-10 with sigmoid).
+  config.model.stem_width = 0.0  # A hybrid's ResNet: 1.0 is 64 channels, and
+  config.model.stem_blocks = ()  # its stages' units; 0, (): what the name says.
   config.model.input_range = "-1,1"  # "-1,1" | "0,1" | "imagenet".
   config.model.dtype = "float32"  # Of the computation; weights stay float32.
   config.model.scan = False  # Blocks as one scanned loop: compiles faster.
@@ -90,6 +103,22 @@ def base() -> ConfigDict:
   config.checkpoint.best = ""  # "NAME/top1": its best step is kept as well.
   config.checkpoint.allow_change = False  # Resume although the guard objects.
   return config.lock()
+
+
+def parse_arg(arg: str, *, model: str, dataset: str) -> tuple[str, str]:
+  """Splits what stands behind a recipe's colon: "L/16,cifar10".
+
+  Args:
+    arg: "MODEL,DATASET"; either may be left out. Only the first comma counts, a
+      data set may hold more ("mu/4,fake:16,3,100").
+    model: where none is given.
+    dataset: where none is given.
+
+  Returns:
+    The model's name and the data set.
+  """
+  first, _, rest = (arg or "").partition(",")
+  return first or model, rest or dataset
 
 
 def evaluator(**changes) -> ConfigDict:

@@ -8,7 +8,7 @@ import pytest
 
 from tests import reference_vit
 from vit_jax import models, trees
-from vit_jax.models import blocks, posemb
+from vit_jax.models import blocks
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 GOLDEN_FIELDS = {
@@ -127,31 +127,47 @@ def test_published_weights_give_published_logits(name):
   "fields",
   [
     {},
-    {"classifier": "gap"},
-    {"representation_size": 12},
-    {"posemb": "none"},
-    {"patch_size": (4, 2), "classifier": "gap"},
-    {"num_classes": 0},
+    {"classifier": "gap", "registers": 2},
+    {"classifier": "map", "representation_size": 12},
+    {"classifier": "none", "patch_size": (4, 2)},
+    {"patch_size": (4, 2), "classifier": "gap", "posemb": "learned_2d"},
+    {"num_classes": 0, "posemb": "none"},
+    {"posemb": "sincos2d", "registers": 3},
+    {"posemb": "relative", "registers": 1},
+    {"posemb": "relative", "classifier": "gap"},
+    {"posemb_at": "layers", "registers": 1},
+    {"posemb_at": "layers", "posemb": "learned_2d", "classifier": "map"},
+    {"posemb_at": "shared", "classifier": "gap"},
+    {"posemb_at": "shared", "posemb": "sincos2d"},
+    {"layer_scale": 0.5, "gelu": "erf"},
+    {"stem_width": 0.5, "stem_blocks": (1, 2), "patch_size": (1, 2)},
   ],
   ids=str,
 )
 def test_equals_numpy_reference(fields):
   model = tiny(**fields)
-  images = noise(2, 8, 12, 3)
+  images = noise(2, 32, 48, 3) if model.stem_width else noise(2, 8, 12, 3)
   params = init(model, images)
   outputs, sown = run(model, params, images, mutable=["intermediates"])
   exact = reference_vit.forward(
     jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params),
     np.asarray(images, np.float64),
+    classifier=model.classifier,
+    posemb=model.posemb,
+    posemb_at=model.posemb_at,
+    gelu=model.gelu,
   )
   for name in ("logits", "pre_logits", "tokens"):
-    np.testing.assert_allclose(outputs[name], exact[name], atol=1e-5)
-  assert outputs["grid"] == (2, 12 // model.patch_size[1])
-  weights = trees.flatten(sown)
+    np.testing.assert_allclose(outputs[name], exact[name], atol=2e-5)
+  assert outputs["grid"] == model.grid(images.shape[1:3])
+  weights = trees.flatten(sown["intermediates"]["Transformer"])
   assert len(weights) == model.depth
   np.testing.assert_allclose(
     np.stack(list(weights.values())), exact["weights"], atol=1e-5
   )
+  # The rolled-up form gives the same from the same parameters.
+  rolled = run(model.clone(scan=True, remat="full"), stacked(params), images)
+  np.testing.assert_allclose(rolled["logits"], outputs["logits"], atol=1e-5)
 
 
 def test_layer_norm_epsilon_is_the_published_one():
@@ -159,19 +175,6 @@ def test_layer_norm_epsilon_is_the_published_one():
   norm = blocks.layer_norm(name=None)
   y = norm.apply({"params": {"scale": jnp.ones(2), "bias": jnp.zeros(2)}}, x)
   np.testing.assert_allclose(y, [[-0.4472136, 0.4472136]], rtol=1e-5)
-
-
-def test_sincos_positions_tell_rows_from_columns():
-  table = posemb.sincos2d((2, 3), 8)
-  assert table.shape == (6, 8)
-  np.testing.assert_allclose(table[4, :2], np.sin([1.0, 1e-4]), rtol=1e-5)  # x
-  np.testing.assert_allclose(table[5, 6:], np.cos([1.0, 1e-4]), rtol=1e-5)  # y
-  model = tiny(posemb="sincos2d")
-  images = noise(1, 8, 12, 3)
-  assert not [p for p in shapes(model, (8, 12)) if "pos" in p]
-  assert np.isfinite(
-    model.apply({"params": init(model, images)}, images)["logits"]
-  ).all()
 
 
 # Parameters.
@@ -187,10 +190,18 @@ COUNTS = {  # name, classes -> parameters at 224 pixels (SPEC 1.2)
   ("L/32", 1000): 306_535_400,
   ("L/16", 1000): 304_326_632,
   ("H/14", 1000): 632_045_800,
+  ("R+Ti/16", 0): 6_144_704,
+  ("R+Ti/16", 1000): 6_337_704,
+  ("R26+S/32", 1000): 36_431_912,
+  ("R26+B/32", 1000): 101_383_976,
+  ("R50+B/16", 0): 97_890_112,
+  ("R50+B/16", 1000): 98_659_112,
+  ("R50+L/32", 1000): 328_994_856,
 }
 REP_COUNTS = {
   ("B/32", 21843): 104_843_091,
   ("B/16", 21843): 103_186_515,
+  ("R50+B/16", 21843): 115_277_971,
   ("L/32", 21843): 328_949_075,
   ("L/16", 1000): 305_376_232,
   ("H/14", 21843): 660_385_363,
@@ -207,6 +218,15 @@ GAP_COUNTS = {
   ("G-opt/14", 0): 1_663_302_144,
   ("e/14", 0): 3_805_417_728,
 }
+MAP_COUNTS = {
+  ("B/16", 0): 92_884_224,
+  ("So400m/14", 0): 427_680_704,
+  ("g/14", 0): 1_036_448_384,
+  ("g-opt/14", 0): 1_162_891_776,
+  ("G/14", 0): 1_881_132_416,
+  ("G-opt/14", 0): 1_697_925_632,
+  ("e/14", 0): 3_873_342_720,
+}
 
 
 def count(name, num_classes, **fields):
@@ -221,17 +241,39 @@ def test_parameter_counts():
   for key, expected in COUNTS.items():
     assert count(*key) == expected, key
   for (name, classes), expected in REP_COUNTS.items():
-    size = models.VARIANTS[name.split("/")[0]]["width"]
+    size = models.create(name, num_classes=0).width
     assert count(name, classes, representation_size=size) == expected, name
   for key, expected in GAP_COUNTS.items():
     assert count(*key, classifier="gap") == expected, key
+  for key, expected in MAP_COUNTS.items():
+    assert count(*key, classifier="map") == expected, key
 
 
 def test_variants_are_complete():
   assert len(models.VARIANTS) == 13
   assert models.VARIANTS["So400m"]["mlp_dim"] == 4304
   covered = {*COUNTS, *GAP_COUNTS}
-  assert {n.split("/")[0] for n, _ in covered} | {"mu"} == set(models.VARIANTS)
+  names = {name.split("/")[0] for name, _ in covered if "+" not in name}
+  assert names | {"mu"} == set(models.VARIANTS)
+
+
+def test_hybrids_are_the_papers():
+  # Tokens along a side at 224 and 384 pixels; R+Ti/16 really is a /32.
+  for name, units, sides in (
+    ("R50+B/16", (3, 4, 9), (14, 24)),
+    ("R50+L/16", (3, 4, 9), (14, 24)),
+    ("R50+B/32", (3, 4, 6, 3), (7, 12)),
+    ("R50+L/32", (3, 4, 6, 3), (7, 12)),
+    ("R26+S/32", (2, 2, 2, 2), (7, 12)),
+    ("R26+B/32", (2, 2, 2, 2), (7, 12)),
+    ("R+Ti/16", (), (7, 12)),
+  ):
+    model = models.create(name, num_classes=1)
+    assert model.stem_blocks == units
+    assert [model.grid(s)[0] for s in (224, 384)] == list(sides)
+    assert model.grid((224, 384)) == sides
+  small = models.create("R26+S/32", num_classes=1, stem_blocks=(1,), depth=2)
+  assert (small.stem_blocks, small.stem_width) == ((1,), 1.0)
 
 
 def test_names_and_shapes_are_the_published_ones():
@@ -261,8 +303,18 @@ def test_names_and_shapes_are_the_published_ones():
   assert shapes(model.clone(scan=True), (8, 12)) == expected | scanned
 
 
-def test_every_parameter_has_mesh_axes():
-  model = models.create("mu/4", num_classes=5, representation_size=7)
+@pytest.mark.parametrize(
+  "fields",
+  [
+    {"representation_size": 7, "registers": 2, "layer_scale": 0.1},
+    {"posemb": "learned_2d", "posemb_at": "layers", "classifier": "map"},
+    {"posemb": "relative"},
+    {"stem_width": 0.5, "stem_blocks": (1, 1)},
+  ],
+  ids=str,
+)
+def test_every_parameter_has_mesh_axes(fields):
+  model = models.create("mu/1", num_classes=5, **fields)
   for scan in (False, True):
     for path, shape in shapes(model.clone(scan=scan), (8, 8)).items():
       axes = trees.first_match(models.PARAM_AXES, path)
@@ -358,7 +410,7 @@ def test_scan_and_remat_change_neither_logits_nor_gradients():
 def test_own_derivatives_are_autodiffs():
   x, g = 3 * noise(4, 7), noise(4, 7, seed=1)
   for own, reference in (
-    (blocks.gelu, jax.nn.gelu),
+    (blocks.gelu_tanh, jax.nn.gelu),
     (blocks.softmax, jax.nn.softmax),
   ):
     ours, theirs = (jax.vjp(f, x) for f in (own, reference))
@@ -491,6 +543,41 @@ def test_attention_weights_come_only_on_request():
   }
 
 
+@pytest.mark.parametrize("scan", [False, True])
+def test_stochastic_depth_grows_linearly_and_takes_whole_branches(scan):
+  images = noise(400, 4, 8, 3)
+  model = tiny(depth=3, stochastic_depth=0.5)
+  params = init(model, images)
+  for i in range(3):  # Branches add nothing ...
+    block = params["Transformer"][f"encoderblock_{i}"]
+    for layer in (
+      block["MultiHeadDotProductAttention_1"]["out"],
+      block["MlpBlock_3"]["Dense_1"],
+    ):
+      layer.update(jax.tree.map(jnp.zeros_like, layer))
+  form = stacked if scan else dict
+  model = model.clone(scan=scan)
+  training = dict(train=True, rngs={"dropout": jax.random.key(0)})
+  nothing = run(model, form(params), images)["tokens"]
+  for i, rate in enumerate((0.0, 0.25, 0.5)):  # ... but one, to one channel.
+    layer = params["Transformer"][f"encoderblock_{i}"]["MlpBlock_3"]["Dense_1"]
+    bias, layer["bias"] = layer["bias"], layer["bias"].at[0].set(1.0)
+    tokens = run(model, form(params), images, **training)["tokens"]
+    layer["bias"] = bias
+    same = (abs(tokens - nothing) < 1e-6).all(axis=2)  # [n, l]
+    assert (same.all(1) | ~same.any(1)).all()
+    np.testing.assert_allclose(same.mean(), rate, atol=0.08)
+
+
+def test_kept_branches_are_scaled_up():
+  x = jnp.ones((4000, 2, 3))
+  y = blocks.StochasticDepth().apply(
+    {}, x, 0.2, rngs={"dropout": jax.random.key(0)}
+  )
+  assert set(np.unique(y)) == {0.0, 1.25}
+  np.testing.assert_allclose(y.mean(), 1.0, atol=0.02)
+
+
 # Errors.
 
 
@@ -503,9 +590,34 @@ def test_attention_weights_come_only_on_request():
     ("B/0", {}, ["patch_size"]),
     ("B/16", {"droput": 0.1}, ["'droput'", "Did you mean 'dropout'", "scan"]),
     ("B/16", {"num_heads": 7}, ["768", "num_heads=7", "6", "8"]),
-    ("B/16", {"classifier": "map2"}, ["'map2'", "token", "gap"]),
+    ("B/16", {"classifier": "map2"}, ["'map2'", "token", "Did you mean 'map'"]),
+    ("R50+B/14", {}, ["R50", "14", "16 or 32"]),
+    ("R51+B/16", {}, ["'R51'", "Did you mean 'R50'"]),
+    ("R50x1", {"posemb": "none"}, ["posemb='none'", "R50x1"]),
+    ("R51x1", {}, ["'R51x1'", "R50"]),
+    ("B/16", {"stem_width": 0.3}, ["0.3", "19.2", "0.5"]),
+    ("B/16", {"stem_blocks": (1,)}, ["(1,)", "stem_width=0.0"]),
+    ("B/16", {"layer_scale": -1.0}, ["layer_scale=-1.0"]),
+    ("B/16", {"registers": -1}, ["registers=-1"]),
+    ("B/16", {"stochastic_depth": 1.0}, ["stochastic_depth=1.0"]),
+    ("B/16", {"posemb_at": "top"}, ["'top'", "shared"]),
+    (
+      "B/16",
+      {"posemb": "relative", "posemb_at": "layers"},
+      ["'relative' can be at stem", "'layers'"],
+    ),
+    (
+      "B/16",
+      {"posemb": "sincos2d", "posemb_at": "layers"},
+      ["stem or shared"],
+    ),
+    (
+      "B/16",
+      {"posemb": "learned_2d", "width": 33, "num_heads": 3},
+      ["width=33"],
+    ),
     ("B/16", {"remat": "all"}, ["'all'", "dots"]),
-    ("B/16", {"posemb": "learned"}, ["'learned'", "Did you mean 'learned_1d'"]),
+    ("B/16", {"posemb": "learned"}, ["'learned'", "Did you mean 'learned_"]),
     ("B/16", {"dtype": "float16"}, ["float16", "bfloat16"]),
     ("B/16", {"dtype": "flot32"}, ["'flot32'", "Did you mean 'float32'"]),
     ("B/16", {"dropout": 1.0}, ["dropout=1.0"]),

@@ -7,13 +7,16 @@ whose tiles do not divide 197 tokens, a copy at every layer.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+
+from vit_jax.models import posemb
+from vit_jax.models.posemb import PositionEmbedding
 
 layer_norm = functools.partial(nn.LayerNorm, epsilon=1e-6, dtype=jnp.float32)
 
@@ -36,7 +39,7 @@ def _(primals, tangents):
 
 
 @jax.custom_vjp
-def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
+def gelu_tanh(x: Float[Array, "..."]) -> Float[Array, "..."]:
   """GELU in its tanh form.
 
   Its derivative is computed again from `x` in the backward pass: reading x is
@@ -52,18 +55,39 @@ def _gelu_vjp(x, g):
   return (g * 0.5 * (1 + t + x * (1 - t**2) * inner),)
 
 
-gelu.defvjp(lambda x: (gelu(x), x), _gelu_vjp)
+gelu_tanh.defvjp(lambda x: (gelu_tanh(x), x), _gelu_vjp)
+
+# Google's models were trained with the tanh form, PyTorch's with the exact one.
+GELUS: dict[str, Callable] = {
+  "tanh": gelu_tanh,
+  "erf": functools.partial(nn.gelu, approximate=False),
+}
 
 
 class Attention(nn.Module):
-  """Multi-head self-attention (equations 5 to 8)."""
+  """Multi-head attention (equations 5 to 8).
+
+  Attributes:
+    num_heads: must divide the width.
+    dropout: rate on the attention probabilities.
+    dtype: compute type.
+    relative: number of patches whose offsets are learned; 0 learns none.
+  """
 
   num_heads: int
   dropout: float
   dtype: Any
+  relative: int = 0
 
   @nn.compact
-  def __call__(self, x: Float[Array, "n l d"], train: bool):
+  def __call__(
+    self,
+    x: Float[Array, "n l d"],
+    train: bool,
+    keys: Float[Array, "n m d"] | None = None,
+  ):
+    """Attends from `x` to `keys`, which are `x` itself unless given."""
+    keys = x if keys is None else keys
     width = x.shape[-1]
     dense = functools.partial(
       nn.DenseGeneral,
@@ -71,9 +95,16 @@ class Attention(nn.Module):
       kernel_init=nn.initializers.xavier_uniform(),
     )
     head = (self.num_heads, width // self.num_heads)
-    q, k, v = (dense(head, name=name)(x) for name in ("query", "key", "value"))
+    q = dense(head, name="query")(x)
+    k = dense(head, name="key")(keys)
+    v = dense(head, name="value")(keys)
     q = q * head[1] ** -0.5
-    weights = softmax(jnp.einsum("nqkd,nlkd->nkql", q, k))
+    logits = jnp.einsum("nqkd,nlkd->nkql", q, k)
+    if self.relative:
+      shape = (2 * self.relative - 1, head[1])
+      table = self.param("relative_embedding", posemb.init, shape)
+      logits = logits + posemb.relative_logits(table, q, self.relative)
+    weights = softmax(logits)
     if self.is_mutable_collection("intermediates"):
       self.sow("intermediates", "attention_weights", weights)
     weights = nn.Dropout(self.dropout)(weights, deterministic=not train)
@@ -87,6 +118,7 @@ class MlpBlock(nn.Module):
   mlp_dim: int
   dropout: float
   dtype: Any
+  gelu: str
 
   @nn.compact
   def __call__(self, x: Float[Array, "n l d"], train: bool):
@@ -97,35 +129,119 @@ class MlpBlock(nn.Module):
       bias_init=nn.initializers.normal(1e-6),
     )
     y = dense(self.mlp_dim, name="Dense_0")(x)  # [n, l, f]
-    y = gelu(y)
+    y = GELUS[self.gelu](y)
     y = nn.Dropout(self.dropout)(y, deterministic=not train)
     y = dense(x.shape[-1], name="Dense_1")(y)
     return nn.Dropout(self.dropout)(y, deterministic=not train)
 
 
+class LayerScale(nn.Module):
+  """A learned factor for each channel of a branch (arXiv:2103.17239)."""
+
+  initial: float
+
+  @nn.compact
+  def __call__(self, x: Float[Array, "n l d"]):
+    init = nn.initializers.constant(self.initial)
+    gamma = self.param("gamma", init, x.shape[-1:])
+    return x * gamma.astype(x.dtype)[None, None]
+
+
+class StochasticDepth(nn.Module):
+  """Leaves a branch out for some examples (arXiv:1603.09382), in training."""
+
+  @nn.compact
+  def __call__(self, x: Float[Array, "n l d"], rate: float | jax.Array):
+    keep = jax.random.bernoulli(
+      self.make_rng("dropout"), 1 - rate, (len(x), 1, 1)
+    )
+    return jnp.where(keep, x / (1 - rate), 0).astype(x.dtype)
+
+
 class Block(nn.Module):
-  """One pre-norm encoder block: attention, then MLP (equations 2 and 3)."""
+  """One pre-norm encoder block: attention, then MLP (equations 2 and 3).
+
+  Attributes:
+    mlp_dim: f, width of the MLP's hidden layer.
+    num_heads: k.
+    dropout: rate after attention and both MLP layers.
+    attention_dropout: rate on the attention probabilities.
+    dtype: compute type.
+    gelu: "tanh" or "erf".
+    layer_scale: initial factor of both branches; 0 has no factors.
+    relative: number of patches whose offsets are learned; 0 learns none.
+    positions: a `PositionEmbedding` of its own, as that module's fields.
+  """
 
   mlp_dim: int
   num_heads: int
   dropout: float
   attention_dropout: float
   dtype: Any
+  gelu: str = "tanh"
+  layer_scale: float = 0.0
+  relative: int = 0
+  positions: Mapping[str, Any] | None = None
 
   @nn.compact
-  def __call__(self, x: Float[Array, "n l d"], train: bool):
+  def __call__(
+    self,
+    x: Float[Array, "n l d"],
+    train: bool,
+    drop: float | jax.Array | None = None,
+  ):
+    """Adds both branches to `x`; `drop` is the rate of stochastic depth."""
+    if self.positions:
+      place = PositionEmbedding(**self.positions, name="posembed_input")
+      x = x + place(x)
+
+    def add(x, branch, index):
+      if self.layer_scale:
+        scale = LayerScale(self.layer_scale, name=f"LayerScale_{index}")
+        branch = scale(branch)
+      if train and drop is not None:
+        branch = StochasticDepth()(branch, drop)
+      return x + branch
+
     y = layer_norm(name="LayerNorm_0")(x)
     y = Attention(
       self.num_heads,
       self.attention_dropout,
       self.dtype,
+      self.relative,
       name="MultiHeadDotProductAttention_1",
     )(y, train)
     y = nn.Dropout(self.dropout)(y, deterministic=not train)
-    x = x + y
+    x = add(x, y, 0)
     y = layer_norm(name="LayerNorm_2")(x)
-    mlp = MlpBlock(self.mlp_dim, self.dropout, self.dtype, name="MlpBlock_3")
-    return x + mlp(y, train)
+    mlp = MlpBlock(
+      self.mlp_dim, self.dropout, self.dtype, self.gelu, name="MlpBlock_3"
+    )
+    return add(x, mlp(y, train), 1)
+
+
+class MapHead(nn.Module):
+  """Multi-head attention pooling: one learned query reads all tokens.
+
+  From "Scaling Vision Transformers" (arXiv:2106.04560); float32 throughout.
+  """
+
+  mlp_dim: int
+  num_heads: int
+  gelu: str
+
+  @nn.compact
+  def __call__(self, x: Float[Array, "n l d"]) -> Float[Array, "n d"]:
+    init = nn.initializers.xavier_uniform()
+    probe = self.param("probe", init, (1, 1, x.shape[-1]))
+    probe = jnp.broadcast_to(probe, (len(x), *probe.shape[1:]))
+    attention = Attention(
+      self.num_heads, 0.0, "float32", name="MultiHeadDotProductAttention_0"
+    )
+    y = attention(probe, False, x)
+    mlp = MlpBlock(self.mlp_dim, 0.0, "float32", self.gelu, name="MlpBlock_0")
+    y = y + mlp(layer_norm(name="LayerNorm_0")(y), False)
+    return y[:, 0]
 
 
 def stack_blocks(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,10 +7,13 @@ words, before anything is built.
 from typing import Any
 
 from vit_jax import trees
+from vit_jax.models import resnet
 
 CHOICES = {
-  "classifier": ("token", "gap"),
-  "posemb": ("learned_1d", "sincos2d", "none"),
+  "classifier": ("token", "gap", "map", "none"),
+  "posemb": ("learned_1d", "learned_2d", "sincos2d", "relative", "none"),
+  "posemb_at": ("stem", "layers", "shared"),
+  "gelu": ("tanh", "erf"),
   "remat": ("none", "dots", "full"),
   "dtype": ("float32", "bfloat16"),
 }
@@ -67,11 +70,11 @@ def check_fields(model: Any) -> None:
     value = getattr(model, field)
     if not isinstance(value, int) or value < 1:
       raise ValueError(f"{field}={value!r} must be a positive int.")
-  for field in ("num_classes", "representation_size"):
+  for field in ("num_classes", "representation_size", "registers"):
     value = getattr(model, field)
     if not isinstance(value, int) or value < 0:
       raise ValueError(f"{field}={value!r} must be an int, 0 for none.")
-  for field in ("dropout", "attention_dropout"):
+  for field in ("dropout", "attention_dropout", "stochastic_depth"):
     value = getattr(model, field)
     if not 0.0 <= value < 1.0:
       raise ValueError(f"{field}={value!r} must be a rate in [0, 1).")
@@ -82,8 +85,45 @@ def check_fields(model: Any) -> None:
       f"width={model.width} is not divisible by num_heads={model.num_heads}; "
       f"the nearest that divide it: {sorted(near)}."
     )
-  if model.posemb == "sincos2d" and (model.width % 4 or model.width < 8):
+  if model.layer_scale < 0:
+    raise ValueError(
+      f"layer_scale={model.layer_scale!r}; use 0 (none) or more."
+    )
+  _check_positions(model)
+  _check_stem(model)
+
+
+def _check_positions(model):
+  width, kind, where = model.width, model.posemb, model.posemb_at
+  if kind == "sincos2d" and (width % 4 or width < 8):
     raise ValueError(
       f'posemb="sincos2d" needs a width that is a multiple of 4 and at least '
-      f"8, got width={model.width}."
+      f"8, got width={width}."
+    )
+  if kind == "learned_2d" and width % 2:
+    raise ValueError(
+      f'posemb="learned_2d" splits the width in two, got width={width}.'
+    )
+  allowed = {
+    "learned_1d": ("stem", "layers", "shared"),
+    "learned_2d": ("stem", "layers", "shared"),
+    "sincos2d": ("stem", "shared"),  # Fixed tables would all be the same.
+  }.get(kind, ("stem",))
+  if where not in allowed:
+    raise ValueError(
+      f"posemb={kind!r} can be at {' or '.join(allowed)}, not "
+      f"posemb_at={where!r}."
+    )
+
+
+def _check_stem(model):
+  if model.stem_width:
+    resnet.root_channels(model.stem_width)
+  blocks = model.stem_blocks
+  if any(not isinstance(n, int) or n < 1 for n in blocks) or (
+    blocks and not model.stem_width
+  ):
+    raise ValueError(
+      f"stem_blocks={blocks!r} with stem_width={model.stem_width!r}: give the "
+      "units of each stage, like (3, 4, 9), and a width of 0.5 or more."
     )
