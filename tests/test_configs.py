@@ -18,11 +18,26 @@ from tests.conftest import tiny_config
 from vit_jax import build, evaluators, images, sharding, steps
 
 ROOT = pathlib.Path(__file__).parent.parent
-RECIPES = [
-  module.name
-  for module in pkgutil.iter_modules(configs.__path__)
-  if module.name not in ("common", "rerun")
-]
+# Recipes and what may stand behind their colon.
+RECIPES = {
+  "digits": ("",),
+  "finetune": (
+    "",
+    "R50+L/16,imagenet2012",
+    "B/32,oxford_iiit_pet",
+    "H/14,oxford_flowers102",
+    "R50x1,folder:PATH",
+    "L/16,fake:32,10,100",
+  ),
+}
+# Classes and training examples of data that is not here.
+SIZES = {
+  "tfds:imagenet2012": (1000, 1_281_167),
+  "tfds:cifar10": (10, 50_000),
+  "tfds:oxford_iiit_pet": (37, 3680),
+  "tfds:oxford_flowers102": (102, 1020),
+  "folder:PATH": (5, 1000),
+}
 
 
 def leaves(config, prefix=""):
@@ -56,22 +71,55 @@ def mesh_of(config):
   return sharding.make_mesh(config.mesh)
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_every_recipe_builds_without_memory(name):
+def test_every_recipe_is_tested():
+  names = {module.name for module in pkgutil.iter_modules(configs.__path__)}
+  assert RECIPES.keys() == names - {"common", "rerun"}
+
+
+@pytest.mark.parametrize(
+  ("name", "arg"), [(name, arg) for name in RECIPES for arg in RECIPES[name]]
+)
+def test_every_recipe_builds_without_memory(name, arg):
   module = importlib.import_module(f"configs.{name}")
-  config = module.get_config()
+  config = module.get_config(arg) if arg else module.get_config()
   assert config.is_locked
   assert "python -m vit_jax" in module.__doc__
-  source = input_pipeline.get_source(config.input.source, config.input.split)
+  if config.input.source in SIZES:
+    num_classes, num_examples = SIZES[config.input.source]
+  else:
+    source = input_pipeline.get_source(config.input.source, config.input.split)
+    num_classes, num_examples = source.num_classes, source.num_examples
+  # Blocks are alike: two of them tell as much as 32, in less time.
+  with config.unlocked():
+    config.model.depth = 0 if config.model.name.count("x") else 2
   parts = build.parts(
     config,
     mesh_of(config),
-    num_classes=source.num_classes,
-    num_examples=source.num_examples,
+    num_classes=num_classes,
+    num_examples=num_examples,
   )
   assert float(parts.schedule(parts.total // 2)) > 0
   for ops in (config.input.ops, *(e.ops for e in config.evals.values())):
     input_pipeline.parse_ops(images.sized(ops, images.size_of(config)))
+
+
+def test_fine_tuning_is_the_papers():
+  config = importlib.import_module("configs.finetune").get_config(
+    "B/16,cifar10"
+  )
+  assert (config.optim.name, config.optim.momentum) == ("sgd", 0.9)
+  assert (config.input.batch_size, config.optim.clip) == (512, 1.0)
+  assert (config.optim.weight_decay, config.init_head) == (0.0, "reset")
+  schedule, total = build.schedule(config, 50_000)
+  assert (total, config.image_size) == (10_000, (384,))
+  for step, rate in ((0, 0), (250, 0.0015), (500, 0.003), (5250, 0.0015)):
+    assert float(schedule(step)) == pytest.approx(rate, rel=1e-5), step
+  assert float(schedule(total)) == pytest.approx(0, abs=1e-9)
+  assert images.sized(config.input.ops, images.size_of(config)) == (
+    "decode|resize((448, 448))|random_crop((384, 384))|flip_lr"
+  )
+  with pytest.raises(ValueError, match="'cifar'.*cifar100.*folder:PATH"):
+    importlib.import_module("configs.finetune").get_config("B/16,cifar")
 
 
 def test_every_key_can_be_set_on_the_command_line_with_its_type(at_root):
@@ -124,6 +172,16 @@ def test_image_size_as_a_tuple(at_root, text):
   assert images.size_of(config) == (8, 12)
   assert images.size_of(parsed("--config.image_size=8")) == (8, 8)
   assert images.sized("resize({size})", (8, 12)) == "resize((8, 12))"
+
+
+def test_sizes_in_ops():
+  ops = "resize_small({side*8/7})|resize({size*7/6})"
+  assert images.sized(ops, (224, 384)) == (
+    "resize_small(256)|resize((261, 448))"
+  )
+  for ops in ("resize({sides})", "resize({size*2})"):
+    with pytest.raises(ValueError, match="braces"):
+      images.sized(ops, (8, 8))
 
 
 def test_every_key_is_read_somewhere():
@@ -203,6 +261,10 @@ ELSEWHERE = {
   "log_every": "test_train.py: rows",
   "profile": "test_report.py: profiler window",
   "resume_from": "test_train.py: resume_from",
+  "init_from": "test_finetune.py",
+  "init_head": "test_finetune.py",
+  "init_resize": "test_finetune.py",
+  "init_patch": "test_finetune.py",
   "checkpoint.every": "test_train.py: SIGTERM against periodic saves",
   "checkpoint.keep": "test_checkpoints.py",
   "checkpoint.keep_every": "test_checkpoints.py",
@@ -230,9 +292,16 @@ CHANGED = {
   "model.classifier": "gap",
   "model.representation_size": 8,
   "model.posemb": "none",
+  "model.posemb_at": "shared",
+  "model.registers": 1,
   "model.dropout": 0.2,
   "model.attention_dropout": 0.1,
+  "model.stochastic_depth": 0.1,
+  "model.layer_scale": 0.1,
+  "model.gelu": "erf",
   "model.head_bias": -1.0,
+  "model.stem_width": 0.5,
+  "model.stem_blocks": (1,),
   "model.input_range": "0,1",
   "model.dtype": "bfloat16",
   "model.scan": True,
@@ -275,6 +344,8 @@ BESIDE = {
   "optim.timescale": {"optim.schedule": "rsqrt"},
   "optim.momentum": {"optim.name": "sgd"},
   "mesh.data": {"mesh.fsdp": 2},
+  "model.stem_blocks": {"model.stem_width": 0.5},
+  "model.stochastic_depth": {"model.depth": 2},
   "accumulate": {"mesh.data": 1, "mesh.model": 8, "model.num_heads": 8},
 }
 

@@ -11,7 +11,16 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from vit_jax import models, objectives, optim, schedules, sharding, steps
+from vit_jax import (
+  images,
+  models,
+  objectives,
+  optim,
+  schedules,
+  sharding,
+  steps,
+  weights,
+)
 
 
 class Parts(NamedTuple):
@@ -57,7 +66,7 @@ def schedule(config: Any, num_examples: int) -> tuple[schedules.Schedule, int]:
   return schedules.make_schedule(config.optim, total, to_steps), total
 
 
-def weights(
+def inference(
   config: Any, mesh: Mesh, *, num_classes: int
 ) -> tuple[steps.Objective, Any]:
   """Assembles what using a model takes: its objective and abstract parameters.
@@ -96,13 +105,34 @@ def parts(
   sharding.check_batch_size(config.input.batch_size, mesh, config.accumulate)
   if not 0 <= config.ema < 1:
     raise ValueError(f"config.ema = {config.ema}: the decay is in [0, 1).")
-  objective, params = weights(config, mesh, num_classes=num_classes)
+  objective, params = inference(config, mesh, num_classes=num_classes)
   rate, total = schedule(config, num_examples)
   tx = optim.make_optimizer(config.optim, params, rate)
   state = _placed(steps.abstract_state(objective, tx, ema=config.ema), mesh)
   jax.eval_shape(tx.update, state.params, state.opt_state, state.params)
   shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
   return Parts(objective, total, rate, tx, state, shardings)
+
+
+def pretrained(config: Any, num_classes: int) -> Any:
+  """Loads the weights that `config.init_from` names, fitted to the model.
+
+  Returns:
+    The parameters, numpy on the host; what only the model has is drawn from
+    the seed as it would be from scratch.
+
+  Raises:
+    ValueError, OSError: see `weights.load`.
+  """
+  return weights.load(
+    config.init_from,
+    models.from_config(config.model, num_classes),
+    images.size_of(config),
+    head=config.init_head,
+    resize=config.init_resize,
+    patch=config.init_patch,
+    rng=steps.stream(config.seed, "init"),
+  )
 
 
 def _placed(abstract, mesh):

@@ -1,12 +1,27 @@
 """Runs the evaluators of a config on weights that are already there.
 
 python -m vit_jax.evaluate --config=configs/digits.py --checkpoint=runs/digits
+
+The checkpoint is a run of this package or a file of weights (`.npz`,
+`.safetensors`), whose head must be for the classes of `config.input.source`.
 """
 
 import json
 from typing import Any
 
-from vit_jax import build, checkpoints, evaluators, launch, sharding
+import jax
+
+import input_pipeline
+from vit_jax import (
+  build,
+  checkpoints,
+  evaluators,
+  images,
+  launch,
+  models,
+  sharding,
+)
+from vit_jax import weights as storage
 
 
 def run(
@@ -16,9 +31,9 @@ def run(
 
   Args:
     config: its model, evals and mesh are used; see `configs/common.py`.
-    checkpoint: a workdir, its checkpoints, or one step's directory.
-    step: "latest", "best" or a number.
-    weights: "params" or "ema"; "" is ema where the run kept it.
+    checkpoint: a workdir, its checkpoints, or one step's directory; or a file.
+    step: of a run: "latest", "best" or a number.
+    weights: of a run: "params" or "ema"; "" is ema where the run kept it.
 
   Returns:
     "NAME/top1" and so on -> value.
@@ -26,15 +41,27 @@ def run(
   Raises:
     ValueError: no such checkpoint, or one that does not fit the config.
   """
-  path = checkpoints.locate(checkpoint, step)
-  meta = checkpoints.read_meta(path)
   mesh = sharding.make_mesh(config.mesh)
-  classes = tuple(meta["guard"]["class_names"])
-  objective, abstract = build.weights(config, mesh, num_classes=len(classes))
+  path = launch.absolute(checkpoint)
+  if path.exists() and not path.is_dir():
+    classes = input_pipeline.get_source(
+      config.input.source, config.input.split, config.input.data_dir
+    ).class_names
+  else:
+    path = checkpoints.locate(checkpoint, step)
+    classes = tuple(checkpoints.read_meta(path)["guard"]["class_names"])
+  objective, abstract = build.inference(config, mesh, num_classes=len(classes))
   evals = evaluators.build_all(
     config, classes=classes, objective=objective, mesh=mesh, params=abstract
   )
-  params = checkpoints.restore_weights(path, abstract, weights)
+  if path.is_dir():
+    params = checkpoints.restore_weights(path, abstract, weights)
+  else:
+    model = models.from_config(config.model, len(classes))
+    params = storage.load(str(path), model, images.size_of(config))
+    params = jax.tree.map(
+      lambda leaf, like: sharding.place(leaf, like.sharding), params, abstract
+    )
   return {
     f"{name}/{key}": value
     for name, evaluate in evals.items()

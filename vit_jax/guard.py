@@ -23,7 +23,7 @@ def describe(config: Any, source: Any, streams: int) -> Meta:
     source: the training source.
     streams: of the run's first start, where the config leaves it open.
   """
-  model = config.model.to_dict()
+  model = as_json(config.model)
   del model["remat"]  # Trades memory for time and changes no number.
   return {
     "version": 1,

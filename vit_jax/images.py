@@ -4,6 +4,7 @@ They come as uint8, as the host decoded and cropped them; everything after that
 happens here, on the device.
 """
 
+import re
 from typing import Any
 
 import jax
@@ -99,8 +100,27 @@ def size_of(config: Any) -> tuple[int, int]:
 
 
 def sized(ops: str, size: tuple[int, int]) -> str:
-  """Puts `size` in the place of "{size}" in a string of host ops."""
-  return ops.replace("{size}", f"({size[0]}, {size[1]})")
+  """Writes the image size into a string of host ops.
+
+  "{size}" becomes (height, width) and "{side}" the shorter of them;
+  "{size*8/7}" and "{side*8/7}" are as much larger, rounded to whole pixels.
+
+  Raises:
+    ValueError: other braces.
+  """
+
+  def write(match):
+    factor = int(match[2] or 1) / int(match[3] or 1)
+    pixels = [round(side * factor) for side in size]
+    return str(min(pixels) if match[1] == "side" else tuple(pixels))
+
+  text = re.sub(r"\{(size|side)(?:\*(\d+)/([1-9]\d*))?\}", write, ops)
+  if "{" in text:
+    raise ValueError(
+      f"The ops {ops!r} have braces that mean nothing; there are {{size}}, "
+      "{side}, and multiples like {size*8/7}."
+    )
+  return text
 
 
 def check_size(

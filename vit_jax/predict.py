@@ -47,7 +47,7 @@ def run(
   config = ConfigDict(meta["config"])
   classes = meta["guard"]["class_names"]
   mesh = sharding.make_mesh(ConfigDict({"data": -1, "fsdp": 1, "model": 1}))
-  objective, abstract = build.weights(config, mesh, num_classes=len(classes))
+  objective, abstract = build.inference(config, mesh, num_classes=len(classes))
   params = checkpoints.restore_weights(where, abstract, weights)
   probabilities = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
   predict = steps.make_predict_step(

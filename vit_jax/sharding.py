@@ -143,6 +143,13 @@ def tree_shardings(abstract: Any, mesh: Mesh, rules: Rules) -> Any:
   return shardings
 
 
+def place(array: np.ndarray, where: NamedSharding) -> jax.Array:
+  """Puts an array that every process has onto the devices, each its part."""
+  return jax.make_array_from_callback(
+    array.shape, where, lambda index: array[index]
+  )
+
+
 def to_device(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
   """Assembles the global batch from each process's share, split over devices.
 

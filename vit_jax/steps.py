@@ -65,9 +65,14 @@ def new_state(
   *,
   seed: int,
   ema: float = 0.0,
+  params: Any = None,
 ) -> TrainState:
-  """Returns the state before the first update (traceable)."""
-  params = objective.init(stream(seed, "init"))
+  """Returns the state before the first update (traceable).
+
+  Its parameters are `params`, or come from the seed.
+  """
+  if params is None:
+    params = objective.init(stream(seed, "init"))
   return TrainState(
     step=jnp.zeros((), jnp.int32),
     params=params,
@@ -90,17 +95,29 @@ def init_state(
   *,
   seed: int,
   ema: float = 0.0,
+  params: Any = None,
 ) -> TrainState:
   """Initialises the state straight into its shardings.
 
   No device ever holds more than its part, and the values do not depend on the
   mesh.
+
+  Args:
+    objective: draws the parameters.
+    tx: the optimiser.
+    shardings: of the state, leaf by leaf.
+    seed: of the parameters.
+    ema: as in `make_train_step`.
+    params: numpy parameters to start from in place of drawn ones, the same on
+      every process.
   """
-  init = jax.jit(
-    lambda: new_state(objective, tx, seed=seed, ema=ema),
-    out_shardings=shardings,
-  )
-  return init()
+
+  def new(params):
+    return new_state(objective, tx, seed=seed, ema=ema, params=params)
+
+  if params is not None:
+    params = jax.tree.map(sharding.place, params, shardings.params)
+  return jax.jit(new, out_shardings=shardings, donate_argnums=0)(params)
 
 
 def make_train_step(

@@ -111,6 +111,11 @@ def prepare(config: Any, workdir: epath.Path) -> Run:
   Raises:
     ValueError, OSError: what is wrong with config, data or earlier run.
   """
+  if config.resume_from and config.init_from:
+    raise ValueError(
+      "config.resume_from takes another run's whole state, config.init_from "
+      "its weights only: set one of them."
+    )
   source = input_pipeline.get_source(
     config.input.source, config.input.split, config.input.data_dir
   )
@@ -143,13 +148,14 @@ def prepare(config: Any, workdir: epath.Path) -> Run:
   profiler = report.Profiler(config.profile, workdir)
 
   # A state comes from this run's last good checkpoint, or from another run's,
-  # or from the seed.
+  # or from weights that are there, or from the seed.
   def check(saved):
     current = guard.describe(config, source, saved["guard"]["streams"])
     guard.check(saved, current, allow=config.checkpoint.allow_change)
     _warn_of_jump(saved, config, parts.schedule, source.num_examples)
 
   directory = workdir / "checkpoints"
+  params = None
   found = checkpoints.restore_latest(directory, parts.state, check)
   branches = not found and config.resume_from
   if found:
@@ -161,6 +167,8 @@ def prepare(config: Any, workdir: epath.Path) -> Run:
     log.info("Starting from %s, at step %d.", path, found[0].step)
   else:
     log.info("Starting at step 0 of %d.", parts.total)
+    if config.init_from:
+      params = build.pretrained(config, source.num_classes)
   step = int(found[0].step) if found else 0
   streams = found[1]["guard"]["streams"] if found else jax.process_count()
   if step > parts.total:
@@ -187,6 +195,7 @@ def prepare(config: Any, workdir: epath.Path) -> Run:
       parts.shardings,
       seed=config.seed,
       ema=config.ema,
+      params=params,
     )
   )
   if branches:

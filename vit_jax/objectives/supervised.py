@@ -24,7 +24,7 @@ def build(config: Any, num_classes: int) -> Objective:
     ValueError: unknown loss, input range or model; a share out of [0, 1).
   """
   _check(config)
-  model = build_model(config, num_classes)
+  model = models.from_config(config.model, num_classes)
   height, width = images.size_of(config)
 
   def init(key):
@@ -56,13 +56,6 @@ def build(config: Any, num_classes: int) -> Objective:
   return Objective(init, loss, predict)
 
 
-def build_model(config: Any, num_classes: int) -> models.ViT:
-  """Creates `config.model` for `num_classes` classes."""
-  fields = config.model.to_dict()
-  name, _ = fields.pop("name"), fields.pop("input_range")
-  return models.create(name, num_classes=num_classes, **fields)
-
-
 def _check(config):
   for key, value, allowed in (
     ("loss", config.loss, losses.LOSSES),
@@ -73,6 +66,11 @@ def _check(config):
         f"config.{key} = {value!r}; there are {', '.join(allowed)}."
         + trees.nearest(value, allowed)
       )
+  if config.model.classifier == "none":
+    raise ValueError(
+      'config.model.classifier = "none" gives no class to an image; there are '
+      "token, gap and map."
+    )
   if not 0 <= config.label_smoothing < 1:
     raise ValueError(
       f"config.label_smoothing = {config.label_smoothing}; use [0, 1)."
