@@ -55,6 +55,7 @@ bench: .venv/.ready
 	$(RUN) benchmarks/input.py --source=digits: --split=train
 	$(RUN) benchmarks/input.py --source=fake:256,10,1000 --split=train \
 	  --ops='decode_and_random_crop(224)|flip_lr'
+	$(RUN) benchmarks/ops.py
 
 # Keeps the pins that still fit; `make lock ARGS=--upgrade` takes the newest.
 lock: .venv/.ready

@@ -7,6 +7,7 @@ examples, are plain cuts of that list.
 """
 
 import hashlib
+import itertools
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -46,31 +47,38 @@ def parse_split(text: str) -> dict[str, list[Slice]]:
   return slices
 
 
-def take_slices(slices: Sequence[Slice], size: int) -> np.ndarray:
-  """Positions that slices of one split of `size` examples select, in order.
+def take_ranges(slices: Sequence[Slice], size: int) -> list[tuple[int, int]]:
+  """Ranges of positions that slices of one split of `size` examples select.
 
   Percent borders are rounded to the nearest example, so `[:90%]` and `[90%:]`
   always meet without gap or overlap. Negative bounds count from the end.
 
   Returns:
-    [k] int64 positions in 0..size-1.
+    (start, stop) of each slice, in the order given.
 
   Raises:
     ValueError: a bound outside the split, nothing selected, or an example
       selected twice.
   """
-  ranges = []
-  for part in slices:
-    start = _border(part, part.start, 0, size)
-    stop = _border(part, part.stop, size, size)
-    ranges.append(np.arange(start, stop, dtype=np.int64))
+  ranges = [
+    (_border(part, part.start, 0, size), _border(part, part.stop, size, size))
+    for part in slices
+  ]
   text = "+".join(f"{s.name}[{s.start}:{s.stop}]" for s in slices)
-  positions = np.concatenate(ranges)
-  if not len(positions):
+  filled = sorted(limits for limits in ranges if limits[0] < limits[1])
+  if not filled:
     raise ValueError(f"{text} selects none of the {size} examples.")
-  if len(slices) > 1 and len(np.unique(positions)) < len(positions):
+  if any(one[1] > other[0] for one, other in itertools.pairwise(filled)):
     raise ValueError(f"{text} selects some examples twice.")
-  return positions
+  return ranges
+
+
+def take_slices(slices: Sequence[Slice], size: int) -> np.ndarray:
+  """The positions in `take_ranges`, one by one: [k] int64."""
+  ranges = take_ranges(slices, size)
+  return np.concatenate(
+    [np.arange(*limits, dtype=np.int64) for limits in ranges]
+  )
 
 
 def _border(part: Slice, text: str, default: int, size: int) -> int:

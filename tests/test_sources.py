@@ -202,6 +202,8 @@ def test_folder_with_splits_shares_the_classes_of_train(folder, caplog):
   assert source.num_examples == 8
   for i, name in enumerate(names(source)):
     assert label(source, i) == "abc".index(name.split("/")[-2])
+    known_as = source.parse(tf.constant(i, tf.int64))["name"].numpy().decode()
+    assert f"{root}/{known_as}" == name
   assert "Class 'b' has no images" in caplog.text
 
 

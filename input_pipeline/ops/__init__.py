@@ -1,9 +1,9 @@
 """Op strings: `"decode|resize(256)|central_crop(224)"` becomes one function.
 
 An op is a factory: called with the arguments of the string, it returns a
-function of one feature. `@op` puts it into `OPS`; a new file in this folder
-needs no other mention. Random ops are stateless: they get a seed that depends
-on the example and on the op's place in the string, and nothing else.
+function that replaces one feature. `@op` puts it into `OPS`; a new file in this
+folder needs no other mention. Random ops are stateless: they get a seed that
+depends on the example and on the op's place in the string, and nothing else.
 """
 
 import ast
@@ -24,13 +24,15 @@ class Op(NamedTuple):
   """An entry of `OPS`.
 
   Attributes:
-    factory: arguments -> (value) -> value, or (value, seed) -> value.
-    on: the feature that is transformed.
+    factory: arguments -> (value, *needs, seed if random) -> value.
+    on: the feature that is replaced.
+    needs: features that are read besides.
     random: whether the function takes a seed, int64 [2].
   """
 
   factory: Callable[..., Callable[..., tf.Tensor]]
   on: str
+  needs: tuple[str, ...]
   random: bool
 
 
@@ -44,14 +46,21 @@ _MOVED = {
   "number of classes comes from the source, config.loss chooses the loss",
   "keep": "batches always have the keys image, labels, mask and id: drop it",
 }
-_MOVED["vgg_value_range"] = _MOVED["value_range"]
+for _name in ("vgg_value_range", "clip_value_range"):
+  _MOVED[_name] = _MOVED["value_range"]
 
 
-def op(name: str, *, on: str = "image", random: bool = False) -> Callable:
-  """Decorator: makes a factory available in op strings under `name`."""
+def op(
+  *names: str,
+  on: str = "image",
+  needs: tuple[str, ...] = (),
+  random: bool = False,
+) -> Callable:
+  """Decorator: makes a factory available in op strings under `names`."""
 
   def register(factory):
-    OPS[name] = Op(factory, on, random)
+    for name in names:
+      OPS[name] = Op(factory, on, needs, random)
     return factory
 
   return register
@@ -69,13 +78,14 @@ def parse_ops(text: str) -> Callable[[Features], Features]:
 
   Returns:
     features -> features, for eager use and for tf.data alike. Features are a
-    dict with `image` (bytes or uint8 [h, w, 3]) and, when the string has random
-    ops, `seed` (int64 scalar). Other entries pass through. Its attribute `text`
-    is the op string.
+    dict with `image` (bytes or uint8 [h, w, 3]), when the string has random ops
+    `seed` (int64 scalar), and what else its ops work on: `labels`, `name`.
+    Other entries pass through. Its attribute `text` is the op string.
 
   Raises:
     ValueError: syntax, unknown op (list and nearest match), wrong arguments
       (the op's signature), or an op that lives on the device (the config key).
+      From the function: a feature that an op needs is not there.
   """
   steps = [_build(node, text) for node in _sections(text)]
 
@@ -83,22 +93,32 @@ def parse_ops(text: str) -> Callable[[Features], Features]:
     features = dict(features)
     for position, (name, function) in enumerate(steps):
       entry = OPS[name]
-      value = features[entry.on]
-      if not entry.random:
-        features[entry.on] = function(value)
-        continue
-      if "seed" not in features:
-        raise ValueError(
-          f"The op {name} draws random numbers: put an integer 'seed' into the "
-          f"features, or leave it out of {text!r}."
-        )
-      example = tf.cast(features["seed"], tf.int64)
-      seed = tf.stack([example, tf.constant(position, tf.int64)])
-      features[entry.on] = function(value, seed)
+      _check_features(name, features, text)
+      inputs = [features[key] for key in (entry.on, *entry.needs)]
+      if entry.random:
+        example = tf.cast(features["seed"], tf.int64)
+        inputs.append(tf.stack([example, tf.constant(position, tf.int64)]))
+      features[entry.on] = function(*inputs)
     return features
 
   apply.text = text  # type: ignore[attr-defined]  # for errors to quote
   return apply
+
+
+def _check_features(name: str, features: Features, text: str) -> None:
+  """Raises unless all is there that the op works on."""
+  entry = OPS[name]
+  if entry.random and "seed" not in features:
+    raise ValueError(
+      f"The op {name} draws random numbers: put an integer 'seed' into the "
+      f"features, or leave it out of {text!r}."
+    )
+  for key in (entry.on, *entry.needs):
+    if key not in features:
+      raise ValueError(
+        f"The op {name} in {text!r} needs the feature {key!r}, but the source "
+        f"gives only: {', '.join(features)}."
+      )
 
 
 def _sections(text: str) -> list[ast.expr]:

@@ -1,97 +1,62 @@
-"""Ops on the image: encoded bytes in, uint8 [h, w, 3] out.
+"""Ops of size and place: decode, resize, crop, pad, flip.
 
 Every op that computes in floats rounds half to even and clips to 0..255 before
 it returns, so images are uint8 between any two ops and nothing is truncated.
 """
 
-from collections.abc import Callable
-from typing import TypeAlias
-
 import tensorflow as tf
 
 from input_pipeline.errors import suggest
 from input_pipeline.ops import op
+from input_pipeline.ops.pixels import (
+  Image,
+  ImageOp,
+  RandomImageOp,
+  Size,
+  check_decoded,
+  check_method,
+  check_side,
+  decode_image,
+  height_width,
+  resize_image,
+  sides_of,
+  small_sides,
+)
 
-Image: TypeAlias = tf.Tensor
-ImageOp = Callable[[Image], Image]
-RandomImageOp = Callable[[Image, tf.Tensor], Image]
-Size = int | tuple[int, int]
-
-_METHODS = ("area", "bicubic", "bilinear", "lanczos3", "lanczos5", "nearest")
+# A result of resize_small beyond this many pixels is a mistake: as floats it
+# takes 400 MB, once for every thread.
+_MOST_PIXELS = 2**25
+_PAD_MODES = ("constant", "reflect", "symmetric")
 
 
 @op("decode")
-def decode() -> ImageOp:
+def decode(precise: bool = False) -> ImageOp:
   """Encoded bytes to uint8 RGB, whatever the format and the file's name.
 
   Grey is replicated, alpha dropped, 16 bits scaled to 8, CMYK converted, of an
-  animation the first frame is taken, EXIF orientation is ignored. An image that
-  is decoded already passes through, so one op string serves all sources.
-  """
-  return _decode
-
-
-@op("decode_and_random_crop", random=True)
-def decode_and_random_crop(
-  size: Size,
-  area_min: float = 0.05,
-  area_max: float = 1.0,
-  ratio_min: float = 3 / 4,
-  ratio_max: float = 4 / 3,
-  method: str = "bilinear",
-  antialias: bool = False,
-) -> RandomImageOp:
-  """Inception crop (arXiv 1409.4842): a random window, resized to `size`.
-
-  Of a JPEG only the window is decoded. When no window of the wanted kind is
-  found in 100 tries, as in very long images, the whole image is taken.
+  animation the first frame is taken, EXIF orientation is ignored, as in all
+  published pipelines. An image that is decoded already passes through, so one
+  op string serves all sources.
 
   Args:
-    size: side, or (height, width), in pixels.
-    area_min: smallest share of the image's area, in 0..1.
-    area_max: largest share.
-    ratio_min: smallest width / height of the window.
-    ratio_max: largest width / height.
-    method: see `resize`.
-    antialias: see `resize`.
+    precise: JPEG with the accurate integer DCT, as PIL and OpenCV decode. By
+      default the fast one, as in the TensorFlow pipelines that trained the
+      published weights; they differ by up to 5 levels.
   """
-  if not 0 < area_min <= area_max <= 1 or not 0 < ratio_min <= ratio_max:
-    raise ValueError("areas must ascend within 0..1, ratios must ascend from 0")
-  fit = resize(size, method, antialias)
 
-  def window(shape: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """Corner and size in pixels of an image of `shape`: y, x, h, w."""
-    begin, extent, _ = tf.image.stateless_sample_distorted_bounding_box(
-      shape,
-      bounding_boxes=tf.constant([[[0.0, 0.0, 1.0, 1.0]]]),
-      seed=seed,
-      min_object_covered=0.0,
-      aspect_ratio_range=(ratio_min, ratio_max),
-      area_range=(area_min, area_max),
-      max_attempts=100,
-    )
-    return tf.concat([begin[:2], extent[:2]], 0)
-
-  def crop(image: Image, seed: tf.Tensor) -> Image:
-    y, x, h, w = tf.unstack(window(tf.shape(image), seed))
-    return image[y : y + h, x : x + w]
-
-  def crop_jpeg(data: tf.Tensor, seed: tf.Tensor) -> Image:
-    where = window(tf.io.extract_jpeg_shape(data), seed)
-    return tf.io.decode_and_crop_jpeg(data, where, channels=3)
-
-  def apply(image: Image, seed: tf.Tensor) -> Image:
+  def decode_precisely(image: Image) -> Image:
     if image.dtype != tf.string:
-      return fit(crop(image, seed))
-    patch = tf.cond(
+      return image
+    pixels = tf.cond(
       tf.io.is_jpeg(image),
-      lambda: crop_jpeg(image, seed),
-      lambda: crop(_decode(image), seed),
+      lambda: tf.io.decode_jpeg(
+        image, channels=3, dct_method="INTEGER_ACCURATE"
+      ),
+      lambda: decode_image(image),
     )
-    patch = tf.ensure_shape(patch, [None, None, 3])
-    return fit(patch)
+    return tf.ensure_shape(pixels, [None, None, 3])
 
-  return apply
+  return decode_precisely if precise else decode_image
 
 
 @op("resize")
@@ -105,12 +70,12 @@ def resize(
     method: bilinear, bicubic, area, nearest, lanczos3 or lanczos5.
     antialias: widen the filter when shrinking (no effect on area, nearest).
   """
-  height, width = _height_width(size)
-  _check_method(method)
+  sides = height_width(size)
+  check_method(method)
 
   def apply(image: Image) -> Image:
-    _check_decoded(image, "resize")
-    return _resize(image, (height, width), method, antialias)
+    check_decoded(image, "resize")
+    return resize_image(image, sides, method, antialias)
 
   return apply
 
@@ -121,47 +86,92 @@ def resize_small(
 ) -> ImageOp:
   """Resizes so that the shorter side has `size` pixels; keeps the aspect.
 
-  The longer side is rounded half to even.
+  The longer side is rounded half to even. An image so long that the result
+  would have more than 2^25 pixels is an error: 2x2560 pixels would become
+  256x327680. `decode_and_central_crop` handles those.
+
+  Args:
+    size: of the shorter side, in pixels.
+    method: see `resize`.
+    antialias: see `resize`.
   """
-  _check_side(size)
-  _check_method(method)
+  check_side(size)
+  check_method(method)
 
   def apply(image: Image) -> Image:
-    _check_decoded(image, "resize_small")
-    h, w = _sides(image)
+    check_decoded(image, "resize_small")
+    h, w = sides_of(image)
     if isinstance(h, int) and isinstance(w, int):
       sides = tuple(round(side * size / min(h, w)) for side in (h, w))
-      return _resize(image, sides, method, antialias)
-    both = tf.cast(tf.stack([h, w]), tf.float64)
-    sides = tf.round(both * size / tf.reduce_min(both))
-    return _resize(image, tf.cast(sides, tf.int32), method, antialias)
+      _check_pixels(size, *sides)
+      return resize_image(image, sides, method, antialias)
+    sides = small_sides(tf.stack([h, w]), size)
+    with tf.control_dependencies(_check_pixels(size, sides[0], sides[1])):
+      return resize_image(image, tf.identity(sides), method, antialias)
+
+  return apply
+
+
+@op("resize_long")
+def resize_long(
+  size: int, method: str = "area", antialias: bool = True
+) -> ImageOp:
+  """Resizes so that the longer side has `size` pixels; keeps the aspect.
+
+  The shorter side is rounded half to even, but not to 0.
+
+  Args:
+    size: of the longer side, in pixels.
+    method: see `resize`.
+    antialias: see `resize`.
+  """
+  check_side(size)
+  check_method(method)
+
+  def apply(image: Image) -> Image:
+    check_decoded(image, "resize_long")
+    exact = tf.cast(tf.shape(image)[:2], tf.float64)
+    sides = tf.round(exact * size / tf.reduce_max(exact))
+    sides = tf.maximum(tf.cast(sides, tf.int32), 1)
+    return resize_image(image, sides, method, antialias)
 
   return apply
 
 
 @op("central_crop")
-def central_crop(size: Size) -> ImageOp:
-  """Cuts `size` pixels from the middle, at floor((side - size) / 2)."""
-  height, width = _height_width(size)
+def central_crop(size: Size = 0) -> ImageOp:
+  """Cuts `size` pixels from the middle, at floor((side - size) / 2).
+
+  Args:
+    size: side, or (height, width), in pixels; 0 is the largest square.
+  """
+  sides = (0, 0) if size == 0 else height_width(size)
 
   def apply(image: Image) -> Image:
+    height, width = sides
     with tf.control_dependencies(_check_fits(image, height, width, "central")):
-      h, w = _sides(image)
+      h, w = sides_of(image)
+      if size == 0:
+        height = width = tf.minimum(h, w)
       y, x = (h - height) // 2, (w - width) // 2
       patch = image[y : y + height, x : x + width]
-    return tf.ensure_shape(patch, [height, width, 3])
+    return tf.ensure_shape(patch, [*(side or None for side in sides), 3])
 
   return apply
 
 
 @op("random_crop", random=True)
 def random_crop(size: Size) -> RandomImageOp:
-  """Cuts `size` pixels anywhere, all places equally likely."""
-  height, width = _height_width(size)
+  """Cuts `size` pixels anywhere, all places equally likely.
+
+  Args:
+    size: side, or (height, width), in pixels.
+  """
+  height, width = height_width(size)
 
   def apply(image: Image, seed: tf.Tensor) -> Image:
     with tf.control_dependencies(_check_fits(image, height, width, "random")):
-      h, w = _sides(image)
+      h, w = sides_of(image)
       room = tf.stack([h - height + 1, w - width + 1])
       # 31 random bits modulo at most a few thousand: no visible bias.
       draws = tf.random.stateless_uniform(
@@ -174,46 +184,56 @@ def random_crop(size: Size) -> RandomImageOp:
   return apply
 
 
+@op("pad")
+def pad(size: int, mode: str = "reflect") -> ImageOp:
+  """Adds `size` pixels on all four sides.
+
+  Args:
+    size: pixels added to each side.
+    mode: reflect (mirrored, without the border pixel), symmetric (mirrored,
+      with it) or constant (black). The mirrors need an image larger than
+      `size`.
+  """
+  check_side(size)
+  if mode not in _PAD_MODES:
+    raise ValueError(f"unknown mode {mode!r}. " + suggest(mode, _PAD_MODES))
+
+  def apply(image: Image) -> Image:
+    check_decoded(image, "pad")
+    return tf.pad(image, [[size, size], [size, size], [0, 0]], mode)
+
+  return apply
+
+
 @op("flip_lr", random=True)
 def flip_lr() -> RandomImageOp:
   """Mirrors left and right in half of the cases."""
 
   def apply(image: Image, seed: tf.Tensor) -> Image:
-    _check_decoded(image, "flip_lr")
+    check_decoded(image, "flip_lr")
     return tf.image.stateless_random_flip_left_right(image, seed)
 
   return apply
 
 
-def _decode(image: Image) -> Image:
-  if image.dtype != tf.string:
-    return image
-  image = tf.io.decode_image(image, channels=3, expand_animations=False)
-  return tf.ensure_shape(image, [None, None, 3])
-
-
-def _resize(image: Image, size, method: str, antialias: bool) -> Image:
-  """`tf.image.resize`, rounded; `size` is a pair or an int32 [2] tensor."""
-  shape = image.shape
-  if isinstance(size, tuple) and (shape[0], shape[1]) == size:
-    return image
-  image = tf.image.resize(image, size, method, antialias=antialias)
-  if image.dtype == tf.uint8:  # nearest
-    return image
-  return tf.cast(tf.clip_by_value(tf.round(image), 0, 255), tf.uint8)
-
-
-def _sides(image: Image) -> tuple:
-  """Height and width: ints where known while tracing, else int32 scalars."""
-  h, w = image.shape[0], image.shape[1]
-  dynamic = tf.shape(image)
-  return (dynamic[0] if h is None else h, dynamic[1] if w is None else w)
+def _check_pixels(size: int, height, width) -> list:
+  """Raises now, or when it runs, if resize_small would fill the memory."""
+  advice = (
+    f"resize_small({size}) would make more than {_MOST_PIXELS} pixels of this "
+    "very long image: use decode_and_central_crop, or resize"
+  )
+  if isinstance(height, int):
+    if height * width > _MOST_PIXELS:
+      raise ValueError(f"{advice} ({height}x{width} pixels).")
+    return []
+  area = tf.cast(height, tf.int64) * tf.cast(width, tf.int64)
+  return [tf.debugging.Assert(area <= _MOST_PIXELS, [advice])]
 
 
 def _check_fits(image: Image, height: int, width: int, kind: str) -> list:
   """Raises now if the image is known to be too small, else when it runs."""
-  _check_decoded(image, f"{kind}_crop")
-  h, w = _sides(image)
+  check_decoded(image, f"{kind}_crop")
+  h, w = sides_of(image)
   if isinstance(h, int) and isinstance(w, int):
     if h < height or w < width:
       raise ValueError(
@@ -227,27 +247,3 @@ def _check_fits(image: Image, height: int, width: int, kind: str) -> list:
   )
   # Not tf.debugging.assert_*: its message would carry a dump of the tensors.
   return [tf.debugging.Assert((h >= height) & (w >= width), [message])]
-
-
-def _check_decoded(image: Image, name: str) -> None:
-  if image.dtype == tf.string:
-    raise ValueError(f"{name} needs a decoded image: put decode before it.")
-
-
-def _check_side(size: int) -> None:
-  if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-    raise ValueError(f"a size is a positive number of pixels, not {size!r}")
-
-
-def _check_method(method: str) -> None:
-  if method not in _METHODS:
-    raise ValueError(f"unknown method {method!r}. " + suggest(method, _METHODS))
-
-
-def _height_width(size: Size) -> tuple[int, int]:
-  pair = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
-  if len(pair) != 2:
-    raise ValueError(f"size is a side or (height, width), not {size!r}")
-  for side in pair:
-    _check_side(side)
-  return pair

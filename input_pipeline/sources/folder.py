@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from input_pipeline import splits
 from input_pipeline.errors import suggest
-from input_pipeline.sources import Features, Source
+from input_pipeline.sources import Features, Source, absolute
 
 _IMAGES = frozenset(("bmp", "gif", "jpeg", "jpg", "png", "webp"))
 # Images too, but not read here: worth a word of their own.
@@ -40,9 +40,7 @@ def make(argument: str, split: str, data_dir: str) -> Source:
   """Lists the files of `split` and builds the source; reads no image."""
   if not argument:
     raise ValueError("The source 'folder:' needs a path: folder:PATH.")
-  root = os.path.expanduser(argument).rstrip("/") or "/"
-  if "://" not in root:  # gs://bucket/x is absolute, whatever data_dir is
-    root = os.path.join(data_dir, root)
+  root = _root(argument, data_dir)
   slices = splits.parse_split(split)
   class_names, folder_of = _layout(root, list(slices))
   files = []
@@ -57,8 +55,9 @@ def make(argument: str, split: str, data_dir: str) -> Source:
   label_table, name_table = tf.constant(labels), tf.constant(names)
 
   def parse(index: tf.Tensor) -> Features:
-    path = tf.strings.join([root, name_table[index]], "/")
-    return {"image": tf.io.read_file(path), "labels": label_table[index]}
+    name = name_table[index]
+    image = tf.io.read_file(tf.strings.join([root, name], "/"))
+    return {"image": image, "labels": label_table[index], "name": name}
 
   return Source(
     spec=f"folder:{argument}",
@@ -69,6 +68,29 @@ def make(argument: str, split: str, data_dir: str) -> Source:
     parse=parse,
     name_of=lambda index: os.path.join(root, names[index]),
   )
+
+
+def split_names(argument: str, data_dir: str) -> tuple[str, ...]:
+  """Splits hold folders; without a `train` that does there is one split."""
+  root = _root(argument, data_dir)
+  names = _folders(root) if _gfile.isdir(root) else []
+  if "train" not in names or not _folders(f"{root}/train"):
+    return ("train",)
+  return tuple(name for name in names if _folders(f"{root}/{name}"))
+
+
+def unsupported(argument: str, data_dir: str = "") -> tuple[str, ...]:
+  """Paths of the images that are left out, as their format is never read."""
+  root = _root(argument, data_dir)
+  found: list[str] = []
+  for name in _folders(root):
+    _, others = _walk(root, name)
+    found += [f"{root}/{x}" for x in others if _extension(x) in _UNSUPPORTED]
+  return tuple(found)
+
+
+def _root(argument: str, data_dir: str) -> str:
+  return absolute(argument, data_dir).rstrip("/") or "/"
 
 
 def _layout(root: str, wanted: list[str]) -> tuple[list[str], dict[str, str]]:
