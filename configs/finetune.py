@@ -52,7 +52,7 @@ def get_config(arg="B/16,cifar10"):
   config.total = row["total"]
   # The paper's 384 pixels are 27 patches of 14, and six pixels more.
   config.image_size = (378,) if model.endswith("/14") else (384,)
-  config.init_from = "--config.init_from=PATH is missing"
+  config.init_from = "?"  # To be given.
 
   config.model.name = model
   # Dropout is not stated; the published code's figures are better without.

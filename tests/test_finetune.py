@@ -6,12 +6,21 @@ import shutil
 import jax
 import numpy as np
 import pytest
+import tensorflow as tf
 from etils import epath
 from jax.sharding import PartitionSpec as P
 
 from configs import digits, finetune
 from tests.conftest import tiny_config
-from vit_jax import launch, models, train, trees, weights
+from vit_jax import (
+  evaluate,
+  launch,
+  models,
+  predict,
+  train,
+  trees,
+  weights,
+)
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +77,16 @@ def test_a_run_begins_with_the_weights_at_its_own_size(stored, tmp_path):
   assert (kept[positions] != ours[positions]).any()
 
 
+def test_what_the_file_lacks_is_drawn_from_the_seed(stored, tmp_path):
+  changes = {"seed": 3, "model.classifier": "map"}
+  scratch, _ = start(tiny_config(**changes), tmp_path / "scratch")
+  ours, _ = start(tiny_config(init_from=stored, **changes), tmp_path / "ours")
+  fresh = [name for name in ours if name.startswith(("MAPHead_0", "head"))]
+  assert fresh
+  for name in fresh:
+    np.testing.assert_array_equal(ours[name], scratch[name])
+
+
 def test_other_patches_on_request(stored, tmp_path):
   changes = {"init_from": stored, "model.name": "mu/8"}
   with pytest.raises(ValueError) as error:
@@ -112,8 +131,38 @@ def test_forgotten_weights_are_asked_for(tmp_path):
   config = finetune.get_config("mu/4,fake:16,3,40")
   config.image_size = (16,)
   config.input.batch_size = 8
-  with pytest.raises(ValueError, match=r"--config.init_from=PATH is missing"):
+  with pytest.raises(
+    ValueError, match="starts from weights.*--config.init_from=PATH"
+  ):
     start(config, tmp_path)
+
+
+@pytest.mark.parametrize("where", ["ram://finetune/x.npz", "local"])
+def test_a_file_is_evaluated_as_it_is(stored, tmp_path, where):
+  path = stored
+  if where != "local":
+    tf.io.gfile.makedirs("ram://finetune")
+    tf.io.gfile.copy(stored, where, overwrite=True)
+    path = where
+  config = tiny_config(image_size=(8,), **{"input.ops": "decode|resize(8)"})
+  values = evaluate.run(config, path)
+  assert values["test/n"] == 40
+  kept = tiny_config(
+    init_from=path,
+    init_head="keep",
+    image_size=(8,),
+    total="1",
+    **{"optim.lr": 0.0, "input.ops": "decode|resize(8)"},
+  )
+  train.run(kept, str(tmp_path))
+  summary = json.loads((tmp_path / "summary.json").read_text())["final"]
+  assert values["test/loss"] == pytest.approx(
+    summary["test/loss"]["value"], rel=1e-6
+  )
+  with pytest.raises(ValueError, match="nope.npz.*workdir"):
+    evaluate.run(config, "nope.npz")
+  with pytest.raises(ValueError, match="file of weights.*init_from"):
+    next(predict.run(stored, ["x.png"]))
 
 
 def small(config, size):

@@ -8,7 +8,7 @@ import pytest
 
 from tests import reference_vit
 from vit_jax import models, trees
-from vit_jax.models import blocks
+from vit_jax.models import bit, blocks
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 GOLDEN_FIELDS = {
@@ -641,6 +641,55 @@ def test_fields_of_zero_leave_the_variants():
   )
   assert models.create("S/16x8", num_classes=3).patch_size == (16, 8)
   assert models.create("S/16", num_classes=None).num_classes == 0
+
+
+def test_fields_take_what_stands_for_their_type():
+  model = models.create(
+    "mu/4",
+    num_classes=np.int64(7),
+    width=np.int64(64),
+    patch_size=np.array([4, 8]),
+    representation_size=None,
+    stem_blocks=[],
+    layer_scale=0,
+    head_bias=-10,
+  )
+  assert model == models.create(
+    "mu/4x8", num_classes=7, width=64, head_bias=-10.0
+  )
+  assert model.grid(np.array([8, 16])) == model.grid([8, 16]) == (2, 2)
+  hybrid = models.create("R50+B/16", num_classes=1, stem_blocks=[1, 1])
+  assert hybrid.stem_blocks == (1, 1)
+
+
+@pytest.mark.parametrize(
+  ("field", "value", "kind"),
+  [
+    ("depth", 2.0, "an int"),
+    ("depth", True, "an int"),
+    ("dropout", "0.1", "a number"),
+    ("stem_blocks", 3, "a tuple of ints"),
+    ("scan", "yes", "True or False"),
+    ("patch_size", 1.5, "an int or a pair"),
+  ],
+)
+def test_fields_of_another_type_are_refused(field, value, kind):
+  with pytest.raises(ValueError) as error:
+    models.create("mu/4", num_classes=1, **{field: value})
+  assert f"{field}={value!r} must be {kind}" in str(error.value)
+
+
+def test_numpy_goes_in_without_jit():
+  images = np.asarray(noise(1, 8, 8, 3))
+  for model in (
+    models.create("mu/4", num_classes=2),
+    bit.BiT(num_classes=2, blocks=(1,), width_factor=0.5),
+  ):
+    params = jax.tree.map(
+      np.asarray, model.init(jax.random.key(0), images)["params"]
+    )
+    logits = model.apply({"params": params}, images)["logits"]
+    np.testing.assert_array_equal(logits, np.zeros((1, 2)))
 
 
 def test_image_size_must_fit_the_patches():

@@ -62,6 +62,19 @@ def test_corners_by_hand():
   assert rows[3, 3] == 3.0
 
 
+def test_tables_of_other_types():
+  ints = np.arange(4).reshape(1, 4, 1)
+  half = ints.astype(jnp.bfloat16)
+  for values, dtype in ((ints, np.float32), (half, jnp.bfloat16)):
+    result = posemb.resize_grid(
+      jnp.asarray(values), (2, 2), (4, 4), prefix=0, method="bilinear_corners"
+    )
+    assert result.dtype == dtype
+    np.testing.assert_allclose(
+      result[0, :4, 0].astype(np.float32), [0, 1 / 3, 2 / 3, 1], atol=0.01
+    )
+
+
 def test_height_and_width_are_not_mixed_up():
   i, j = np.meshgrid(np.arange(14), np.arange(14), indexing="ij")
   result = posemb.resize_grid(
@@ -128,6 +141,8 @@ def test_resizing_refusals():
   values = noise(1, 17, 2)
   with pytest.raises(ValueError, match=r"\(1, 17, 2\).*\(4, 4\).*0 rows"):
     posemb.resize_grid(values, (4, 4), (2, 2), prefix=0)
+  with pytest.raises(ValueError, match="0 places"):
+    posemb.resize_grid(values, (4, 4), (0, 4), prefix=1)
   with pytest.raises(ValueError, match="'nearest'.*bilinear_corners"):
     posemb.resize_grid(values, (4, 4), (2, 2), prefix=1, method="nearest")
   with pytest.raises(ValueError, match=r"\(3, 3\).*\[17, e\]"):

@@ -7,9 +7,11 @@ The checkpoint is a run of this package or a file of weights (`.npz`,
 """
 
 import json
+import os
 from typing import Any
 
 import jax
+import tensorflow as tf
 
 import input_pipeline
 from vit_jax import (
@@ -42,23 +44,24 @@ def run(
     ValueError: no such checkpoint, or one that does not fit the config.
   """
   mesh = sharding.make_mesh(config.mesh)
-  path = launch.absolute(checkpoint)
-  if path.exists() and not path.is_dir():
+  is_run = tf.io.gfile.isdir(os.path.expanduser(checkpoint))
+  if is_run:
+    path = checkpoints.locate(checkpoint, step)
+    classes = tuple(checkpoints.read_meta(path)["guard"]["class_names"])
+  else:
+    stored = storage.open(checkpoint)  # Refuses what is no file of weights.
     classes = input_pipeline.get_source(
       config.input.source, config.input.split, config.input.data_dir
     ).class_names
-  else:
-    path = checkpoints.locate(checkpoint, step)
-    classes = tuple(checkpoints.read_meta(path)["guard"]["class_names"])
   objective, abstract = build.inference(config, mesh, num_classes=len(classes))
   evals = evaluators.build_all(
     config, classes=classes, objective=objective, mesh=mesh, params=abstract
   )
-  if path.is_dir():
+  if is_run:
     params = checkpoints.restore_weights(path, abstract, weights)
   else:
     model = models.from_config(config.model, len(classes))
-    params = storage.load(str(path), model, images.size_of(config))
+    params = storage.load(stored.path, model, images.size_of(config))
     params = jax.tree.map(
       lambda leaf, like: sharding.place(leaf, like.sharding), params, abstract
     )

@@ -34,6 +34,8 @@ def describe(config: Any, source: Any, streams: int) -> Meta:
       "ops": config.input.ops,
       "image_size": list(config.image_size),
       "shuffle_buffer": config.input.shuffle_buffer,
+      "on_error": config.input.on_error,
+      "max_labels": config.input.max_labels,
       "split": config.input.split,
       "num_examples": source.num_examples,
       "class_names": list(source.class_names),

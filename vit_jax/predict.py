@@ -3,6 +3,7 @@
 python -m vit_jax.predict --checkpoint=runs/digits IMAGE …
 """
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -42,6 +43,11 @@ def run(
   Raises:
     ValueError: no such checkpoint.
   """
+  if os.path.isfile(checkpoint):
+    raise ValueError(
+      f"{checkpoint} is a file of weights, which has no class names: give a "
+      "run's workdir, or start a run from it (config.init_from)."
+    )
   where = checkpoints.locate(checkpoint, step)
   meta = checkpoints.read_meta(where)
   config = ConfigDict(meta["config"])

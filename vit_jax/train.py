@@ -21,6 +21,7 @@ from vit_jax import (
   build,
   checkpoints,
   evaluators,
+  feed,
   guard,
   images,
   launch,
@@ -41,7 +42,7 @@ class Run(NamedTuple):
     mesh: the devices.
     parts: see `build.Parts`.
     state: on the devices, at the step to begin with.
-    batches: this process's share of the batches from that step on.
+    batches: the global batches from that step on, on the devices.
     evals: name -> (evaluator, updates between evaluations).
     every: "log" and "checkpoint" -> updates between them.
     meta: what every checkpoint says of the run.
@@ -53,7 +54,7 @@ class Run(NamedTuple):
   mesh: jax.sharding.Mesh
   parts: build.Parts
   state: steps.TrainState
-  batches: Any
+  batches: feed.Feed
   evals: dict[str, tuple[evaluators.Evaluator, int]]
   every: dict[str, int]
   meta: guard.Meta
@@ -97,7 +98,7 @@ def run(config: Any, workdir: str) -> steps.TrainState | None:
     progress = report.Progress(
       step, prepared.parts.total, config.input.batch_size
     )
-    with prepared.saver, progress, prepared.profiler:
+    with prepared.saver, prepared.batches, progress, prepared.profiler:
       state = loop(config, prepared, metrics, progress, terminator)
   report.finish(
     path, prepared.parts.total, metrics, time.perf_counter() - began
@@ -111,11 +112,7 @@ def prepare(config: Any, workdir: epath.Path) -> Run:
   Raises:
     ValueError, OSError: what is wrong with config, data or earlier run.
   """
-  if config.resume_from and config.init_from:
-    raise ValueError(
-      "config.resume_from takes another run's whole state, config.init_from "
-      "its weights only: set one of them."
-    )
+  _check_start(config)
   source = input_pipeline.get_source(
     config.input.source, config.input.split, config.input.data_dir
   )
@@ -177,7 +174,7 @@ def prepare(config: Any, workdir: epath.Path) -> Run:
       f"{config.total!r} is {parts.total}."
     )
   meta = guard.describe(config, source, streams)
-  batches = _batches(config, source, meta["guard"]["streams"], step)
+  batches = _batches(config, source, mesh, meta["guard"]["streams"], step)
   saver = checkpoints.Checkpoints(
     directory,
     keep=config.checkpoint.keep,
@@ -287,7 +284,7 @@ def loop(
       )
     if step == total:
       break
-    batch = sharding.to_device(next(run.batches), run.mesh)
+    batch = next(run.batches)
     run.profiler.before(step)
     state, sums = train_step(state, batch)
     settle()  # The previous update's, while this one runs.
@@ -316,6 +313,19 @@ def _save(run, state, step, metrics):
   run.saver.save(state, run.meta | {"step": step, "values": values})
 
 
+def _check_start(config):
+  if config.init_from == "?" and not config.resume_from:
+    raise ValueError(
+      "This recipe starts from weights. Say which: --config.init_from=PATH of "
+      "an .npz, a .safetensors or a run's workdir."
+    )
+  if config.resume_from and config.init_from not in ("", "?"):
+    raise ValueError(
+      "config.resume_from takes another run's whole state, config.init_from "
+      "its weights only: set one of them."
+    )
+
+
 def _check_classes(theirs, source):
   ours = list(source.class_names)
   if theirs != ours:
@@ -325,7 +335,7 @@ def _check_classes(theirs, source):
     )
 
 
-def _batches(config, source, streams, step):
+def _batches(config, source, mesh, streams, step):
   """Opens the stream at `step` and looks at its first batch."""
   batches = input_pipeline.train_batches(
     source,
@@ -337,13 +347,20 @@ def _batches(config, source, streams, step):
     num_shards=jax.process_count(),
     streams=streams,
     shuffle_buffer=config.input.shuffle_buffer,
-    prefetch=config.input.prefetch,
+    on_error=config.input.on_error,
+    max_bad_share=config.input.max_bad_share,
+    max_labels=config.input.max_labels,
+    cache=config.input.cache,
+    service=config.input.service,
+    prefetch=1,
   )
   first = next(batches)
   images.check_size(
     first["image"], images.size_of(config), key="config.input.ops"
   )
-  return itertools.chain([first], batches)
+  return feed.Feed(
+    itertools.chain([first], batches), mesh, ahead=config.input.prefetch
+  )
 
 
 def _check_best(best, names):

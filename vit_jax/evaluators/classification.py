@@ -9,10 +9,11 @@ from jax.sharding import Mesh
 import input_pipeline
 from vit_jax import images, losses, sharding, steps
 from vit_jax.evaluators import Evaluator
+from vit_jax.feed import Feed
 
 VALUES = ("top1", "top5", "loss", "n")
 
-_IN_FLIGHT = 4  # Batches: enough to keep the device busy, bounded in memory.
+_AHEAD = 4  # Batches: enough to keep the device busy, bounded in memory.
 
 
 def build(
@@ -77,14 +78,17 @@ def build(
       batch_size=batch_size,
       shard=jax.process_index(),
       num_shards=jax.process_count(),
+      max_labels=config.input.max_labels,
+      cache=entry.cache,
     )
     sums = []
-    for _, batch in zip(range(num_batches), batches):
-      if stop():
-        return None
-      sums.append(summarize(params, sharding.to_device(batch, mesh)))
-      if len(sums) > _IN_FLIGHT:
-        jax.block_until_ready(sums[-_IN_FLIGHT])
+    with Feed(batches, mesh, ahead=_AHEAD) as ready:
+      for _, batch in zip(range(num_batches), ready):
+        if stop():
+          return None
+        sums.append(summarize(params, batch))
+        if len(sums) > _AHEAD:
+          jax.block_until_ready(sums[-_AHEAD])
     return _means(jax.device_get(sums))
 
   return evaluate

@@ -2,10 +2,10 @@
 
 import dataclasses
 import re
-from typing import Any
+from typing import Any, SupportsIndex
 
 from vit_jax import trees
-from vit_jax.models import bit, resnet
+from vit_jax.models import bit, fields, resnet
 from vit_jax.models.blocks import stack_blocks, unstack_blocks
 from vit_jax.models.fields import check_image_size
 from vit_jax.models.vit import PARAM_AXES, VARIANTS, ViT
@@ -32,7 +32,9 @@ FIELDS = tuple(
 )
 
 
-def create(name: str, *, num_classes: int | None, **overrides: Any) -> Model:
+def create(
+  name: str, *, num_classes: SupportsIndex | None, **overrides: Any
+) -> Model:
   """Builds the model of a name.
 
   Args:
@@ -58,8 +60,15 @@ def create(name: str, *, num_classes: int | None, **overrides: Any) -> Model:
         f"Unknown model field {key!r}; there are {', '.join(FIELDS)}."
         + trees.nearest(key, FIELDS)
       )
+  # What is not given, and what is None, is as the name says, or the default.
+  num_classes = fields.normalize("num_classes", num_classes or 0)
+  given = {
+    key: fields.normalize(key, value)
+    for key, value in overrides.items()
+    if value is not None
+  }
   if re.fullmatch(r"R\d+x\d+", name):
-    return _create_bit(name, num_classes, overrides)
+    return _create_bit(name, num_classes, given)
   match = re.fullmatch(r"(?:(R\d*)\+)?([^+/]+)/(\d+)(?:x(\d+))?", name)
   if not match:
     raise ValueError(
@@ -73,35 +82,32 @@ def create(name: str, *, num_classes: int | None, **overrides: Any) -> Model:
       + trees.nearest(variant, VARIANTS)
     )
   patch = (int(height), int(width or height))
-  fields: dict[str, Any] = {"stem_width": 0.0, "stem_blocks": ()}
+  named: dict[str, Any] = {"stem_width": 0.0, "stem_blocks": ()}
   if stem:
     if patch[0] != patch[1]:
       raise ValueError(f"{name!r}: the patches of a hybrid are square.")
     blocks, size = resnet.blocks_of(stem, patch[0])
-    fields, patch = {"stem_width": 1.0, "stem_blocks": blocks}, (size, size)
-  fields |= VARIANTS[variant] | {"patch_size": patch}
-  for key, value in overrides.items():
-    if key not in fields or value not in (0, (), None):
-      fields[key] = value
-  return ViT(num_classes=num_classes or 0, **fields)
+    named, patch = {"stem_width": 1.0, "stem_blocks": blocks}, (size, size)
+  named |= VARIANTS[variant] | {"patch_size": patch}
+  for key in named:
+    if not given.get(key):  # 0 and () leave what the name says.
+      given[key] = named[key]
+  return ViT(num_classes=num_classes, **given)
 
 
 def from_config(config: Any, num_classes: int) -> Model:
   """Builds the model that a config's `model` part describes; see `create`."""
-  fields = config.to_dict()
-  for key, value in fields.items():
-    if isinstance(value, list):  # As JSON gives tuples back.
-      fields[key] = tuple(value)
-  name, _ = fields.pop("name"), fields.pop("input_range")  # not the model's
-  return create(name, num_classes=num_classes, **fields)
+  given = config.to_dict()
+  name, _ = given.pop("name"), given.pop("input_range")  # not the model's
+  return create(name, num_classes=num_classes, **given)
 
 
-def _create_bit(name, num_classes, overrides):
+def _create_bit(name, num_classes, given):
   """A ResNet has few of a ViT's fields; the others must be at their default."""
   defaults = {field.name: field.default for field in dataclasses.fields(ViT)}
   known = {field.name for field in dataclasses.fields(bit.BiT)}
-  for key, value in overrides.items():
-    if key not in known and value not in (0, (), None, defaults[key]):
+  for key, value in given.items():
+    if key not in known and value and value != defaults[key]:
       raise ValueError(f"{key}={value!r} means nothing to the ResNet {name}.")
-  fields = {key: overrides[key] for key in overrides if key in known}
-  return bit.create(name, num_classes=num_classes or 0, **fields)
+  given = {key: value for key, value in given.items() if key in known}
+  return bit.create(name, num_classes=num_classes, **given)

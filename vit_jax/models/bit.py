@@ -12,6 +12,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from vit_jax import trees
@@ -173,7 +174,7 @@ class BiT(nn.Module):
 
   @nn.compact
   def __call__(
-    self, images: Float[Array, "n h w 3"], *, train: bool = False
+    self, images: Float[Array | np.ndarray, "n h w 3"], *, train: bool = False
   ) -> dict[str, Any]:
     """Classifies images.
 
@@ -189,7 +190,7 @@ class BiT(nn.Module):
     """
     del train
     channels = resnet.root_channels(self.width_factor)
-    x = Root(channels, self.dtype, name="root_block")(images)
+    x = Root(channels, self.dtype, name="root_block")(jnp.asarray(images))
     for i, units in enumerate(self.blocks):
       x = Stage(
         units,

@@ -4,7 +4,11 @@ Checks that need no array and no device, so that a run can be refused, in
 words, before anything is built.
 """
 
+import operator
+from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from vit_jax import trees
 from vit_jax.models import resnet
@@ -19,15 +23,77 @@ CHOICES = {
 }
 
 
+def normalize(field: str, value: Any) -> Any:
+  """Brings a field's value to the one type that the model has it in.
+
+  From NumPy's numbers, an int for a float, a list for a tuple.
+
+  Raises:
+    ValueError: it is of no such kind; names the field.
+  """
+  convert, kind = _KINDS.get(field, (lambda value: value, ""))
+  try:
+    return convert(value)
+  except TypeError:
+    raise ValueError(f"{field}={value!r} must be {kind}.") from None
+
+
+def _integer(value):
+  if isinstance(value, bool):
+    raise TypeError
+  return operator.index(value)
+
+
+def _number(value):
+  if isinstance(value, (bool, str)):
+    raise TypeError
+  return float(value)
+
+
+def _truth(value):
+  if not isinstance(value, (bool, np.bool_)):
+    raise TypeError
+  return bool(value)
+
+
+def _integers(values):
+  return tuple(_integer(value) for value in values)
+
+
+def _sides(value):
+  return _integer(value) if np.ndim(value) == 0 else _integers(value)
+
+
+_KINDS: dict[str, tuple[Callable, str]] = {
+  **dict.fromkeys(
+    ("num_classes", "width", "depth", "mlp_dim", "num_heads"),
+    (_integer, "an int"),
+  ),
+  **dict.fromkeys(("representation_size", "registers"), (_integer, "an int")),
+  **dict.fromkeys(
+    ("dropout", "attention_dropout", "stochastic_depth"), (_number, "a number")
+  ),
+  **dict.fromkeys(
+    ("layer_scale", "head_bias", "stem_width"), (_number, "a number")
+  ),
+  "stem_blocks": (_integers, "a tuple of ints"),
+  "patch_size": (_sides, "an int or a pair (h, w)"),
+  "scan": (_truth, "True or False"),
+}
+
+
 def pair(value: Any, what: str) -> tuple[int, int]:
   """Reads an int, (n,) or (h, w) as (h, w)."""
-  values = (value,) if isinstance(value, int) else tuple(value)
-  values = values * 2 if len(values) == 1 else values
-  if len(values) != 2 or any(not isinstance(v, int) or v < 1 for v in values):
+  try:
+    values = (_integer(value),) if np.ndim(value) == 0 else tuple(value)
+    values = tuple(map(_integer, values)) * (1 if len(values) == 2 else 2)
+    if len(values) != 2 or min(values) < 1:
+      raise TypeError
+  except TypeError:
     raise ValueError(
       f"{what}={value!r} must be a positive int or a pair (h, w) of them."
-    )
-  return values
+    ) from None
+  return values[0], values[1]
 
 
 def check_image_size(size: Any, patch_size: Any) -> tuple[int, int]:

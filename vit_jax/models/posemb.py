@@ -51,7 +51,7 @@ class PositionEmbedding(nn.Module):
     if nowhere:
       zeros = jnp.zeros((1, nowhere, width))
       table = jnp.concatenate([table[:, :rows], zeros, table[:, rows:]], axis=1)
-    return table.astype(x.dtype)
+    return jnp.asarray(table, x.dtype)
 
   def _table(self, name, length, width):
     shape = (1, length, width)
@@ -118,11 +118,12 @@ def resize_grid(
       (the published fine-tuning code; `scipy.ndimage.zoom` of order 1).
 
   Returns:
-    `[1, p + h' * w', d]` in the table's dtype; the table itself if the grids
-    are equal.
+    `[1, p + h' * w', d]` in the table's dtype (float32 of integers); the table
+    itself if the grids are equal.
 
   Raises:
-    ValueError: unknown method, or a table that is not of the old grid.
+    ValueError: unknown method, a table that is not of the old grid, or a new
+      grid without places.
   """
   table = np.asarray(table)
   if table.ndim != 3 or table.shape[1] != prefix + old[0] * old[1]:
@@ -133,7 +134,9 @@ def resize_grid(
   down, across = (_resizing(*sizes, method) for sizes in zip(old, new))
   if tuple(old) == tuple(new):
     return table
-  grid = table[0, prefix:].reshape(*old, -1)
+  if np.issubdtype(table.dtype, np.integer):
+    table = table.astype(np.float32)
+  grid = table[0, prefix:].reshape(*old, -1).astype(np.float64)
   grid = np.einsum("ah,bw,hwd->abd", down, across, grid, optimize=True)
   rows = grid.reshape(-1, table.shape[2]).astype(table.dtype)
   return np.concatenate([table[0, :prefix], rows])[None]
@@ -181,7 +184,7 @@ def resize_relative(
   counts = np.bincount(offsets)
   sums = np.zeros((len(counts), table.shape[1]))
   np.add.at(sums, offsets, by_steps[0])
-  return (sums / counts[:, None]).astype(table.dtype)
+  return (sums / counts[:, None]).astype(by_steps.dtype)
 
 
 def _offsets(grid):
@@ -199,6 +202,8 @@ def _resizing(old, new, method):
       f"Unknown way to resize {method!r}; there are "
       f"{', '.join(RESIZE_METHODS)}."
     )
+  if new < 1:
+    raise ValueError(f"A grid cannot have {new} places on a side.")
   if method == "bilinear_corners":
     center, scale = np.linspace(0, old - 1, new), 1.0
   else:

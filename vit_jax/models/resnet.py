@@ -12,6 +12,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax import trees
@@ -121,7 +122,7 @@ class StdConv(nn.Module):
     kernel = self.param("kernel", nn.initializers.lecun_normal(), shape)
     return jax.lax.conv_general_dilated(
       x.astype(self.dtype),
-      self.standardize(kernel).astype(self.dtype),
+      self.standardize(jnp.asarray(kernel)).astype(self.dtype),
       window_strides=(self.stride, self.stride),
       padding=self.padding,
       dimension_numbers=("NHWC", "HWIO", "NHWC"),
