@@ -15,6 +15,13 @@ from safetensors.numpy import load_file
 
 import input_pipeline
 from tests.conftest import tiny_config
+from tests.weight_files import (
+  GOLDEN,
+  assert_same,
+  golden_model,
+  random_params,
+  shapes,
+)
 from vit_jax import (
   checkpoints,
   export,
@@ -25,9 +32,10 @@ from vit_jax import (
   trees,
   weights,
 )
+from vit_jax.models import bit
+from vit_jax.weights import torch_positions
 
 ROOT = pathlib.Path(__file__).parent.parent
-GOLDEN = ROOT / "tests" / "golden"
 SCANNED = {"depth": 2, "scan": True}
 
 
@@ -36,22 +44,31 @@ def scanned(tmp_path_factory):
   """The workdir of a run of two updates in scan form, with an average."""
   workdir = tmp_path_factory.mktemp("scanned")
   fields = {f"model.{field}": value for field, value in SCANNED.items()}
-  config = tiny_config(total="2", ema=0.5, **fields)
+  config = tiny_config(total="2", ema=0.5, mixup=0.0, **fields)
+  config.model.dropout = 0.0  # Compiles sooner.
+  config.input.ops = "decode|resize({size})"
   config.checkpoint.every = "1"
   config.evals.test.kind = ""
   train.run(config, str(workdir))
   return workdir
 
 
-def untrained(workdir, **fields):
-  """The workdir of a run that saved before its first update."""
+def untrained(workdir, *, size=(16,), within=lambda params: params, **fields):
+  """The workdir of a run that saved before its first update.
+
+  `within` says what the model's parameters are a part of.
+  """
   config = tiny_config(**{f"model.{key}": fields[key] for key in fields})
+  config.image_size = size
   source = input_pipeline.get_source(config.input.source, "train")
   meta = guard.describe(config, source, 1) | {"step": 0, "values": {}}
-  images = jnp.zeros((1, 16, 16, 3))
-  params = make_model(**fields).init(jax.random.key(0), images)["params"]
-  params["head"]["kernel"] += jnp.sin(jnp.arange(96.0)).reshape(32, 3)
-  state = steps.TrainState(jnp.int32(0), params, {"count": jnp.int32(0)}, {})
+  params = jax.tree.map(
+    lambda leaf: jnp.asarray(leaf) / 10,
+    random_params(make_model(**fields), (size[0], size[-1])),
+  )
+  state = steps.TrainState(
+    jnp.int32(0), within(params), {"count": jnp.int32(0)}, {}
+  )
   with checkpoints.Checkpoints(
     workdir / "checkpoints", keep=1, keep_every=0, best=""
   ) as saver:
@@ -73,13 +90,7 @@ def make_model(**fields):
 def logits(model, params):
   images = jax.random.uniform(jax.random.key(0), (2, 16, 16, 3), minval=-1)
   params = jax.tree.map(jnp.asarray, params)
-  return np.asarray(model.apply({"params": params}, images)["logits"])
-
-
-def assert_same(found, expected):
-  assert found.keys() == expected.keys()
-  for name, array in expected.items():
-    np.testing.assert_array_equal(found[name], array, err_msg=name)
+  return np.asarray(jax.jit(model.apply)({"params": params}, images)["logits"])
 
 
 @pytest.mark.parametrize(
@@ -100,10 +111,7 @@ def test_npz_has_the_published_names_and_the_runs_bits(
   with np.load(tmp_path / "x.npz") as archive:
     found = dict(archive)
   assert_same(found, expected)
-  images = jnp.zeros((1, 16, 16, 3))
-  loop = make_model(depth=2)
-  published = jax.eval_shape(loop.init, jax.random.key(0), images)["params"]
-  assert found.keys() == trees.flatten(published).keys()
+  assert found.keys() == trees.flatten(shapes(make_model(depth=2), 16)).keys()
   assert done.leaves == len(expected)
   assert done.parameters == sum(array.size for array in found.values())
   assert done.size == (tmp_path / "x.npz").stat().st_size
@@ -122,6 +130,52 @@ def test_loading_the_export_gives_the_same_logits(scanned, tmp_path, suffix):
   )
 
 
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+@pytest.mark.parametrize("classifier", ["token", "gap"])
+def test_loading_the_export_gives_the_same_bits(tmp_path, suffix, classifier):
+  """With registers, and 3x8 positions, which are one less than a square."""
+  fields = {"classifier": classifier, "registers": 2}
+  workdir = untrained(tmp_path / "run", size=(12, 32), **fields)
+  path = str(tmp_path / f"x{suffix}")
+  assert export.run(str(workdir), path).grid == (3, 8)
+  assert_same(
+    weights.load(path, make_model(**fields), (12, 32)),
+    checkpoint(workdir, "0", "params"),
+  )
+
+
+def test_a_resnet_is_exported_under_the_published_names(tmp_path):
+  model = bit.BiT(num_classes=3, blocks=(1,), width_factor=0.5)
+  params = random_params(model, 32)
+  weights.save(str(tmp_path / "a.npz"), params)
+  export.run(str(tmp_path / "a.npz"), str(tmp_path / "b.npz"))
+  found = weights.open(str(tmp_path / "b.npz")).leaves
+  assert all(name.startswith("resnet/") for name in found)
+  assert_same(weights.load(str(tmp_path / "b.npz"), model, 32), params)
+
+
+def test_what_only_pretraining_needs_is_left_out(tmp_path, caplog):
+  caplog.set_level("INFO", "vit_jax")
+  workdir = untrained(
+    tmp_path / "run",
+    within=lambda params: {
+      "params": {name: params[name] for name in params if name != "head"},
+      "masked_patch": {"mask_token": jnp.ones((1, 1, 32))},
+    },
+  )
+  for suffix in (".npz", ".safetensors"):
+    path = str(tmp_path / f"x{suffix}")
+    export.run(str(workdir), path)
+    assert_same(
+      weights.load(path, models.create("mu/4", num_classes=0), 16),
+      checkpoint(workdir, "0", "params")["params"],
+    )
+  about = weights.open(path).about
+  assert json.loads(about["timm"])["num_classes"] == 0
+  assert json.loads(about["classes"]) == []
+  assert "masked_patch/mask_token" in caplog.text
+
+
 def test_safetensors_say_how_to_use_them(scanned, tmp_path):
   export.run(str(scanned), str(tmp_path / "x.safetensors"))
   with safe_open(tmp_path / "x.safetensors", "np") as file:
@@ -130,7 +184,7 @@ def test_safetensors_say_how_to_use_them(scanned, tmp_path):
   meta = checkpoints.read_meta(scanned / "checkpoints" / "2")
   assert json.loads(about["classes"]) == meta["guard"]["class_names"]
   assert about["input_range"] == "-1,1"
-  assert about["gelu"] == "tanh"
+  assert (about["gelu"], about["grid"]) == ("tanh", "4x4")
   assert json.loads(about["timm"])["img_size"] == [16, 16]
 
 
@@ -168,6 +222,26 @@ def test_files_are_converted_there_and_back():
   )
 
 
+def test_a_grid_that_no_file_says_can_be_given(tmp_path):
+  published = str(GOLDEN / "published_token_nonsquare.npz")
+  path = str(tmp_path / "a.safetensors")
+  assert export.run(published, path).grid == ()
+  model = golden_model()
+  expected = weights.load(published, model, (32, 48))
+  assert_same(weights.load(path, model, (32, 48)), expected)
+  assert export.run(published, path, grid="4x6", overwrite=True).grid == (4, 6)
+  assert weights.open(path).grid == (4, 6)
+  timm = str(GOLDEN / "torch_timm_registers.safetensors")
+  with pytest.raises(ValueError, match=f"{timm}: .* 27 rows.*Say which grid"):
+    export.run(timm, str(tmp_path / "b.npz"), heads=4)
+  export.run(timm, str(tmp_path / "b.npz"), heads=4, grid="4x6")
+  model = golden_model(registers=2, gelu="erf")
+  assert_same(
+    weights.load(str(tmp_path / "b.npz"), model, 32),
+    weights.load(timm, model, 32, grid=(4, 6)),
+  )
+
+
 def test_what_cannot_be_is_refused(scanned, tmp_path):
   output = str(tmp_path / "x.npz")
 
@@ -181,6 +255,8 @@ def test_what_cannot_be_is_refused(scanned, tmp_path):
   refused("No step 7", str(scanned), output, step="7")
   torch = str(GOLDEN / "torch_timm_token.safetensors")
   refused("torch_timm_token.* give --heads", torch, output)
+  refused("does not divide .* 32", torch, output, heads=5)
+  refused("--grid='4' must be rows x columns", torch, output, grid="4")
   refused("nowhere://", str(scanned), "nowhere://x.npz")
   rep = str(GOLDEN / "published_token_rep.npz")
   refused("pre_logits/kernel", rep, str(tmp_path / "x.safetensors"))
@@ -222,24 +298,37 @@ def test_what_is_not_the_same_when_read_is_removed(
   assert output.read_text() == "mine"
 
 
+def test_a_grid_that_is_lost_is_noticed(tmp_path, monkeypatch):
+  save = weights.save
+  monkeypatch.setattr(weights, "save", lambda *args, grid, **how: save(*args))
+  output = str(tmp_path / "x.npz")
+  with pytest.raises(ValueError, match=r"not the same .*: the grid \(\)"):
+    export.run(str(untrained(tmp_path / "run", size=(8, 16))), output)
+  assert os.listdir(tmp_path) == ["run"]
+
+
+def test_what_is_written_is_read_as_any_file_is(tmp_path, monkeypatch):
+  """Names that only the writer understands are noticed, too."""
+  monkeypatch.setattr(torch_positions, "to_timm", dict)  # No registers' rows.
+  output = str(tmp_path / "x.safetensors")
+  with pytest.raises(ValueError, match="not the same when it is read: .*pos_"):
+    export.run(str(untrained(tmp_path / "run", registers=2)), output)
+  assert os.listdir(tmp_path) == ["run"]
+
+
 def test_the_command(scanned, tmp_path):
   output = tmp_path / "x.safetensors"
 
-  def command(*flags):
-    return subprocess.run(
-      [sys.executable, "-m", "vit_jax.export", *flags],
-      cwd=ROOT,
-      env=os.environ | {"XLA_FLAGS": ""},
-      capture_output=True,
-      text=True,
-    )
-
-  done = command(f"--checkpoint={scanned}", f"--output={output}", "--step=1")
+  flags = (f"--checkpoint={scanned}", f"--output={output}", "--step=1")
+  done = subprocess.run(
+    [sys.executable, "-m", "vit_jax.export", *flags],
+    cwd=ROOT,
+    env=os.environ | {"XLA_FLAGS": ""},
+    capture_output=True,
+    text=True,
+  )
   assert done.returncode == 0, done.stderr
   export.run(str(scanned), str(tmp_path / "y.safetensors"), step="1")
   assert_same(load_file(output), load_file(tmp_path / "y.safetensors"))
   (line,) = done.stdout.splitlines()
   assert line.startswith(f"{output}: ") and line.endswith("grid 4x4")
-  again = command(f"--checkpoint={scanned}", f"--output={output}")
-  assert again.returncode == 2
-  assert "--overwrite" in again.stderr

@@ -127,6 +127,15 @@ def test_refusals_before_compilation(stored, tmp_path, changes, words):
     assert word in str(error.value)
 
 
+def test_the_range_of_values_stays_that_of_the_weights(tmp_path):
+  train.run(tiny_config(total="1"), str(tmp_path / "a"))
+  config = tiny_config(
+    init_from=str(tmp_path / "a"), **{"model.input_range": "0,1"}
+  )
+  with pytest.raises(ValueError, match="'-1,1'.*model.input_range=-1,1.*'0,1'"):
+    start(config, tmp_path / "b")
+
+
 def test_forgotten_weights_are_asked_for(tmp_path):
   config = finetune.get_config("mu/4,fake:16,3,40")
   config.image_size = (16,)

@@ -22,6 +22,7 @@ from tests.weight_files import (
   random_params,
   shapes,
   tiny,
+  traced_once,  # noqa: F401
 )
 from vit_jax import weights
 from vit_jax.models import bit
@@ -159,6 +160,40 @@ def test_positions_of_columns_and_rows(stored):
     np.testing.assert_allclose(found[name][0], expected, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+  ("fields", "table", "message"),
+  [
+    ({}, "pos_embedding", "6 positions, the grid 3x4 has 12"),
+    (dict(posemb="relative"), "relative_embedding", "6 .* 3x4 has 12"),
+    (dict(posemb="learned_2d"), "y_embedding", "2 .* 3x3 has 3"),
+    (dict(posemb="learned_2d"), "x_embedding", "3 .* 2x4 has 4"),
+  ],
+)
+def test_a_grid_that_no_table_is_of(stored, tmp_path, fields, table, message):
+  model = tiny(**fields)
+  path, leaves = stored(model, (8, 12))  # 2 rows, 3 columns.
+  grid = {"y_embedding": (3, 3), "x_embedding": (2, 4)}.get(table, (3, 4))
+  with pytest.raises(ValueError, match=f"{table} has {message}") as error:
+    weights.load(path, model, (8, 12), grid=grid)
+  assert path in str(error.value)
+  other = str(tmp_path / "other.npz")
+  with pytest.raises(ValueError, match=f"{other}: .*{table} has {message}"):
+    weights.save(other, leaves, grid=grid)
+  weights.save(other, leaves, grid=(2, 3))
+  assert_same(weights.load(other, model, (8, 12)), leaves)
+
+
+def test_positions_that_cannot_be_placed_hide_nothing(stored):
+  model = tiny(posemb="relative", depth=2)
+  path, _ = stored(model, (8, 12))
+  with pytest.raises(ValueError, match=r"model \(4 leaves\)") as error:
+    weights.load(path, model.clone(num_classes=5), 16)
+  assert sum("relative_embedding: stored" in x for x in listed(error)) == 2
+  assert sum("head/" in line for line in listed(error)) == 2
+  assert str(error.value).count("6 positions, which are no square") == 1
+  assert "The file's head has 3 classes" in str(error.value)
+
+
 @pytest.mark.parametrize("scan", [False, True])
 def test_tables_in_every_layer(stored, notes, caplog, scan):
   for where, kind in (
@@ -272,8 +307,8 @@ def test_pre_logits_when_the_head_is_reset(notes, size, word):
   if size == 24:
     np.testing.assert_array_equal(kernel, np.load(REP)["pre_logits/kernel"])
   elif size:
-    init = initial(model, 32, key)
-    np.testing.assert_array_equal(kernel, init["pre_logits"]["kernel"])
+    init = initial(model, 32, key, "pre_logits")
+    np.testing.assert_array_equal(kernel, init["kernel"])
   else:
     assert kernel is None
   assert f"{REP}: pre_logits {word}." in notes()
@@ -290,7 +325,7 @@ def test_pre_logits_are_not_passed_over_in_silence():
 
 def test_what_starts_at_random_needs_a_key():
   model = golden_model(num_classes=3, representation_size=16)
-  with pytest.raises(ValueError, match="^pre_logits/kernel are not in.*rng="):
+  with pytest.raises(ValueError, match=f"{REP} has no pre_logits/kernel.*rng="):
     weights.load(REP, model, 32, head="reset")
   one, other = (
     weights.load(REP, model, 32, head="reset", rng=jax.random.key(seed))
@@ -311,8 +346,7 @@ def test_a_map_head_when_the_head_is_reset():
   model = golden_model(classifier="map")
   key = jax.random.key(0)
   fresh = weights.load(TOKEN, model, 32, head="reset", rng=key)
-  init = initial(model, 32, key)
-  assert_same(fresh["MAPHead_0"], init["MAPHead_0"])
+  assert_same(fresh["MAPHead_0"], initial(model, 32, key, "MAPHead_0"))
   with pytest.raises(ValueError, match="another classifier"):
     weights.load(MAP, golden_model(classifier="gap"), 32)
 
@@ -324,6 +358,25 @@ def test_a_model_without_head_takes_any_file(path, head):
   model = golden_model(num_classes=0, classifier=classifier)
   found = weights.load(path, model, 32, head=head)
   assert flat(found).keys() == flat(shapes(model, 32)).keys()
+
+
+def test_what_an_objective_has_beside_its_model_is_a_head(tmp_path, notes):
+  """As a run of masked patch prediction keeps it."""
+  leaves = flat(random_params(tiny(num_classes=0), 8))
+  leaves = {f"params/{name}": leaf for name, leaf in leaves.items()}
+  others = ("masked_patch/head/kernel", "masked_patch/mask_token")
+  beside = {name: np.ones((1, 1, 8)) for name in others}
+  path = npz(tmp_path / "a.npz", leaves | beside)
+  found = flat(weights.load(path, tiny(), 8, head="reset"))
+  assert found.keys() == flat(shapes(tiny(), 8)).keys()
+  assert any(f"2 dropped ({', '.join(others)})" in note for note in notes())
+  bare = weights.load(path, tiny(num_classes=0), 8)
+  assert_same({f"params/{n}": leaf for n, leaf in flat(bare).items()}, leaves)
+  with pytest.raises(
+    ValueError, match="unexpected  masked_patch/mask"
+  ) as error:
+    weights.load(path, tiny(), 8)
+  assert 'head="reset"' in str(error.value)
 
 
 def test_without_head_the_output_is_what_the_head_read():

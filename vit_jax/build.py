@@ -122,8 +122,16 @@ def pretrained(config: Any, num_classes: int) -> Any:
     the seed as it would be from scratch.
 
   Raises:
-    ValueError, OSError: see `weights.load`.
+    ValueError: see `weights.load`; the images had another range of values.
   """
+  about = weights.open(config.init_from).about
+  trained_on = about.get("input_range", config.model.input_range)
+  if trained_on != config.model.input_range:
+    raise ValueError(
+      f"config.init_from = {config.init_from!r} was trained on images in the "
+      f"range {trained_on!r}; set --config.model.input_range={trained_on} "
+      f"(it is {config.model.input_range!r})."
+    )
   return weights.load(
     config.init_from,
     models.from_config(config.model, num_classes),

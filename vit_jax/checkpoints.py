@@ -227,8 +227,7 @@ def misfits(path: epath.PathLike, item: str, abstract: Any) -> list[str]:
   path = epath.Path(path) / item
   stored = {}
   if path.exists():
-    with ocp.StandardCheckpointer() as checkpointer:
-      stored = checkpointer.metadata(path).item_metadata.tree
+    stored = ocp.StandardCheckpointHandler().metadata(path).tree
   return [f"{item}: {line}" for line in trees.differences(stored, abstract)]
 
 

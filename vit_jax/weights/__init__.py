@@ -17,7 +17,13 @@ from flax import traverse_util
 
 from vit_jax import models, trees
 from vit_jax.models import fields
-from vit_jax.weights import dialects, resizing, torch, writing
+from vit_jax.weights import (
+  dialects,
+  resizing,
+  torch,
+  torch_positions,
+  writing,
+)
 from vit_jax.weights.files import Stored, open
 from vit_jax.weights.fitting import Report, plan
 from vit_jax.weights.leaf import Leaf
@@ -51,7 +57,8 @@ def load(
     image_size: pixels: an int, (side,) or (h, w).
     head: "keep" takes the file's head, which must fit. "reset" takes the head
       that the model's `init` gives; the layer `pre_logits` is kept where the
-      model has the same. A model without head takes any file.
+      model has the same. A model without head takes any file. What a run's
+      objective had beside its model is dropped with the head.
     resize: "bicubic", "bilinear" or "bilinear_corners" (as the published
       fine-tuning code).
     grid: (h, w) of the stored positions. Else it is what the file says, else
@@ -64,9 +71,9 @@ def load(
     A tree of numpy float32, as the model's `init` makes it.
 
   Raises:
-    ValueError: as `open`; a leaf is missing, unexpected or of another shape
-      (lists them all); a grid that is not known or cannot be; `rng` is needed;
-      an unknown choice.
+    ValueError: as `open`; a leaf is missing, unexpected or of another shape, a
+      field of the model is not the file's (see `facts`), a grid is not known or
+      cannot be (lists all of these); `rng` is needed; an unknown choice.
   """
   report = plan(
     open(path, step=step, weights=weights),
@@ -107,7 +114,8 @@ def save(
     path: ends in ".npz" for the names of the published files, or in
       ".safetensors" for timm's; local, or in a bucket.
     params: a model's, as a loop or a scan; numpy or jax arrays.
-    grid: (h, w) of the positions, which a file tells of where it is no square.
+    grid: (h, w) of the positions. Where they are no square, and it is not
+      given, a file can be loaded only for as many positions, or with `grid`.
     about: metadata of a .safetensors file; see `torch.metadata`.
 
   Raises:
@@ -126,11 +134,13 @@ def save(
   )
   sides = () if grid is None else fields.pair(grid, "grid")
   resizing.check_grid(path, leaves, sides)
-  if len(set(sides)) < 2:
-    sides = ()  # A square needs no telling.
   if suffix == ".npz":
-    writing.write_npz(path, leaves, sides)
+    if len(set(sides)) < 2:
+      sides = ()  # A square needs no telling.
+    writing.write_npz(path, dialects.to_published(leaves), sides)
   else:
+    rows = torch_positions.rows_before(leaves)
+    about = {**about, "position_rows": str(rows)}
     writing.write_safetensors(path, torch.to_timm(leaves), about, sides)
 
 

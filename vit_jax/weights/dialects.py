@@ -8,19 +8,21 @@ blocks apart and squeezes; it knows no model and changes no value.
 import collections
 import functools
 import logging
-import math
 import re
 from collections.abc import Mapping
 
 import numpy as np
 
 from vit_jax.models import bit
-from vit_jax.weights import torch
+from vit_jax.weights import resizing, torch
+from vit_jax.weights.files import Stored
 from vit_jax.weights.leaf import Leaf
+from vit_jax.weights.torch_positions import POSITIONS
 
 log = logging.getLogger("vit_jax")
 
-POSITIONS = "Transformer/posembed_input/pos_embedding"
+# Begin the names of leaves that an objective has beside its model's.
+OBJECTIVES = ("masked_patch/",)
 
 # What training code puts before a model's own names, by how these begin.
 # "img" is the image tower where there is another for text.
@@ -29,6 +31,10 @@ _PREFIX = re.compile(
   r"(?=(?:Transformer|embedding|conv_root|root_block|resnet|(?:conv_)?head)/"
   r"|(?:cls|pos_embedding)$)"
 )
+
+# What may stand beside the parameters of a model, as a regex for the beginning
+# of names: all that is known of training code. Anything else is unexpected.
+_BESIDE = r"(?:opt|opt_state|state)/|(?:step|count)$"
 
 # Linen numbers the layers of a class; the published files number all layers of
 # a block. No name is one of both, except LayerNorm_0, which is the same layer.
@@ -59,81 +65,120 @@ _GROUP_NORM = re.compile(
   r"(?:.*/)?(?:gn\d+|gn_root|gn_proj|norm-pre-head|group_norm)/(?:scale|bias)"
 )
 
+# The other way round, for a ResNet: our name as a regex, and the published one.
+_STD_CONV = "standardized_conv2d/kernel"
+_BIT_NAMES = (
+  (r"root_block/conv_root/kernel", f"resnet/root_block/{_STD_CONV}"),
+  (r"(block.*)/conv_proj/kernel", rf"resnet/\1/a/proj/{_STD_CONV}"),
+  *(
+    (rf"(block.*)/{ours}", rf"resnet/\1/{letter}/{theirs}")
+    for i, letter in enumerate("abc", start=1)
+    for ours, theirs in (
+      (f"conv{i}/kernel", _STD_CONV),
+      (f"gn{i}/scale", "group_norm/gamma"),
+      (f"gn{i}/bias", "group_norm/beta"),
+    )
+  ),
+  (r"norm-pre-head/scale", "resnet/group_norm/gamma"),
+  (r"norm-pre-head/bias", "resnet/group_norm/beta"),
+  (r"conv_head/(kernel|bias)", r"resnet/head/conv2d/\1"),
+)
+
 _STACKED = re.compile(r"(.*/|)encoderblock/(.*)")
 _BLOCK = re.compile(r"(.*/|)encoderblock_(\d+)/(.*)")
 
 
 def to_ours(
-  leaves: Mapping[str, Leaf],
-  *,
-  path: str,
-  heads: int,
-  grid: tuple[int, ...] = (),
-) -> dict[str, Leaf]:
+  stored: Stored, *, heads: int, wanted: resizing.Grid = ()
+) -> tuple[dict[str, Leaf], list[str]]:
   """Gives the leaves of any dialect our names.
 
   Optimiser states and other towers beside the parameters are left out; the log
-  says how many leaves these were.
+  says how many leaves these were, and of what.
 
   Args:
-    leaves: name -> array, as a file has them.
-    path: the file's, for messages.
+    stored: its leaves have the names of a file; its grid can be ().
     heads: attention heads of the model; PyTorch's files do not say it.
-    grid: (h, w) of the stored positions where it is known, else ().
+    wanted: the grid (h, w) of the model, or (): what positions can be of where
+      nothing says it and they are no square.
 
   Returns:
-    The leaves, blocks apart. What is not known keeps its name.
+    The leaves, blocks apart, and complaints: with any of these the leaves are
+    not to be read. What is not known keeps its name.
 
   Raises:
-    ValueError: two leaves are one of ours; a PyTorch model that none here is.
+    ValueError: two leaves are one of ours; two trees of parameters; a PyTorch
+      model that none here is.
   """
-  if torch.is_torch(leaves):
-    try:
-      return torch.from_torch(leaves, heads=heads, grid=grid)
-    except ValueError as error:
-      raise ValueError(f"{path}: {error}") from error
-  ours: dict[str, Leaf] = {}
-  origin: dict[str, str] = {}
-  for name, leaf in unstack(_without_prefix(leaves, path)).items():
-    renamed = _rename(name)
-    if renamed in ours:
-      raise ValueError(
-        f"{path}: both {origin[renamed]} and {name} are {renamed}."
+  path, leaves, grid, about = stored
+  try:
+    if torch.is_torch(leaves):
+      return torch.from_torch(
+        leaves,
+        heads=heads,
+        grid=grid,
+        wanted=wanted,
+        position_rows=about.get("position_rows", ""),
       )
-    origin[renamed] = name
-    ours[renamed] = _reshaped(renamed, leaf)
+    ours, origin = _renamed(unstack(_without_prefix(leaves, path)))
+  except ValueError as error:
+    raise ValueError(f"{path}: {error}") from error
+  complaints = []
   if "cls" in ours and POSITIONS in ours:
-    ours[POSITIONS] = _with_class_row(ours[POSITIONS], origin[POSITIONS])
-  return ours
-
-
-def has_class_row(count: int) -> bool:
-  """Guesses from a number of positions whether one is a class token's.
-
-  For files that say it in no other way: a square number has none, one more than
-  a square has one.
-  """
-  return count > 1 and math.isqrt(count - 1) ** 2 == count - 1
+    table, name = ours[POSITIONS], origin[POSITIONS]
+    try:
+      ours[POSITIONS] = _with_class_row(table, name, known=grid, wanted=wanted)
+    except ValueError as error:
+      complaints.append(f"{name} {error}")
+  return ours, complaints
 
 
 def _without_prefix(leaves, path):
+  """The parameters under their own names, and what nothing explains."""
   prefixes = collections.Counter(
     match[0] for match in map(_PREFIX.match, leaves) if match
   )
-  prefix = prefixes.most_common(1)[0][0] if prefixes else ""
-  kept = {
-    name.removeprefix(prefix): leaf
-    for name, leaf in leaves.items()
-    if name.startswith(prefix)
-  }
-  if len(kept) < len(leaves):
+  if len(prefixes) > 1:
+    trees = " and ".join(
+      f"{count} under {prefix!r}" for prefix, count in prefixes.most_common()
+    )
+    raise ValueError(
+      f"there is more than one tree of parameters: {trees}. Keep one."
+    )
+  prefix = next(iter(prefixes), "")
+  beside = _BESIDE
+  if prefix.endswith("img/"):
+    beside += "|" + prefix.removesuffix("img/") + r"(?:txt/|(?:t|b)$)"
+  kept = {}
+  left_out: collections.Counter[str] = collections.Counter()
+  for name, leaf in leaves.items():
+    group = re.match(beside, name)
+    if prefix and name.startswith(prefix):
+      kept[name.removeprefix(prefix)] = leaf
+    elif group:
+      left_out[group[0]] += 1
+    else:
+      kept[name] = leaf
+  if left_out:
     log.info(
-      "%s: left out %d leaves outside %s.",
+      "%s: left out what stands beside the parameters: %s.",
       path,
-      len(leaves) - len(kept),
-      prefix,
+      ", ".join(f"{group} ({n})" for group, n in sorted(left_out.items())),
     )
   return kept
+
+
+def _renamed(leaves):
+  """The leaves under our names, and the names that they had."""
+  ours: dict[str, Leaf] = {}
+  origin: dict[str, str] = {}
+  for name, leaf in leaves.items():
+    renamed = _rename(name)
+    if renamed in ours:
+      raise ValueError(f"both {origin[renamed]} and {name} are {renamed}.")
+    origin[renamed] = name
+    ours[renamed] = _reshaped(renamed, leaf)
+  return ours, origin
 
 
 def _rename(name):
@@ -155,7 +200,7 @@ def _reshaped(name, leaf):
   return leaf.then(shape, lambda array: array.reshape(shape))
 
 
-def _with_class_row(table, name):
+def _with_class_row(table, name, *, known, wanted):
   """Adds the class token's row, zeros, where it joins after the positions.
 
   This is so where the table stands at the root, and never under the published
@@ -164,11 +209,30 @@ def _with_class_row(table, name):
   if name == POSITIONS or len(table.shape) != 3:
     return table
   _, count, width = table.shape
-  if name != "pos_embedding" and has_class_row(count):
+  if name != "pos_embedding" and resizing.rows_before(
+    count, (1, 0), known=known, wanted=wanted
+  ):
     return table
   return table.then(
     (1, count + 1, width), lambda array: np.pad(array, ((0, 0), (1, 0), (0, 0)))
   )
+
+
+def to_published(leaves: Mapping[str, Leaf]) -> dict[str, Leaf]:
+  """Returns leaves under our names, blocks apart, as published files have them.
+
+  A ViT's names are ours; a ResNet's are not.
+  """
+  if "root_block/conv_root/kernel" not in leaves:
+    return dict(leaves)
+  published = {}
+  for name, leaf in leaves.items():
+    for regex, theirs in _BIT_NAMES:
+      name = re.sub(f"^{regex}$", theirs, name)
+    if name == "resnet/head/conv2d/kernel":
+      leaf = leaf.then((1, 1, *leaf.shape), lambda array: array[None, None])
+    published[name] = leaf
+  return published
 
 
 def unstack(leaves: Mapping[str, Leaf]) -> dict[str, Leaf]:

@@ -11,6 +11,7 @@ import functools
 import json
 import math
 import os
+import re
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ import tensorflow as tf
 from ml_collections import ConfigDict
 
 from vit_jax import checkpoints, images, models, trees
+from vit_jax.weights import facts
 from vit_jax.weights.leaf import Leaf
 
 GRID_KEY = "posembed_input/grid"  # In an .npz, the (h, w) of its positions.
@@ -54,11 +56,14 @@ class Stored(NamedTuple):
     path: where it is.
     leaves: name -> array, which `read` returns as float32.
     grid: (h, w) of the positions, or () where nothing says it.
+    about: what else is said of the model: `facts`, and in a file of ours
+      "position_rows", how many rows stand before the positions of the grid.
   """
 
   path: str
   leaves: dict[str, Leaf]
   grid: tuple[int, ...]
+  about: dict[str, str]
 
 
 def open(path: str, *, step: str = "latest", weights: str = "") -> Stored:
@@ -114,10 +119,13 @@ def storage_errors(path: str) -> Iterator[None]:
 def _read_npz(path: str, file: tf.io.gfile.GFile, size: int) -> Stored:
   try:
     archive = zipfile.ZipFile(file)
-  except zipfile.BadZipFile as error:
+    # Members are counted from the end: without a middle they begin too early.
+    if any(info.header_offset < 0 for info in archive.infolist()):
+      raise zipfile.BadZipFile
+  except (zipfile.BadZipFile, tf.errors.InvalidArgumentError) as error:
     raise ValueError(
       f"{path} ({size} bytes) is not an .npz archive: it begins like one, but "
-      "its end is missing. Is the download complete?"
+      "a part of it is missing. Is the download complete?"
     ) from error
   leaves = {}
   for info in archive.infolist():
@@ -130,7 +138,7 @@ def _read_npz(path: str, file: tf.io.gfile.GFile, size: int) -> Stored:
       )
     leaves[name] = _npy_leaf(path, archive, info)
   grid = leaves.pop(GRID_KEY).read() if GRID_KEY in leaves else ()
-  return Stored(path, leaves, tuple(int(side) for side in grid))
+  return Stored(path, leaves, tuple(int(side) for side in grid), {})
 
 
 def _npy_leaf(path, archive, info):
@@ -185,8 +193,10 @@ def _read_safetensors(path: str, file: tf.io.gfile.GFile, size: int) -> Stored:
       f"{path} ({size} bytes) is cut off: its header tells of {end} bytes. Is "
       "the download complete?"
     )
-  grid = about["grid"].split("x") if "grid" in about else ()
-  return Stored(path, leaves, tuple(int(side) for side in grid))
+  about = {name: str(text) for name, text in about.items()}
+  match = re.fullmatch(r"(\d+)x(\d+)", about.pop("grid", ""))
+  grid = tuple(int(side) for side in match.groups()) if match else ()
+  return Stored(path, leaves, grid, about)
 
 
 def _tensor_leaf(path, file, base, name, entry):
@@ -216,8 +226,8 @@ def _read_checkpoint(path: str, step: str, weights: str) -> Stored:
       f"{where} holds no {weights!r} weights, but {', '.join(kept)}."
     )
   item = where / (weights or kept[0])
-  with ocp.StandardCheckpointer() as checkpointer:
-    tree = checkpointer.metadata(item).item_metadata.tree
+  # A Checkpointer would look, and warn, for a file that only a step has.
+  tree = ocp.StandardCheckpointHandler().metadata(item).tree
 
   @functools.cache
   def values():
@@ -237,4 +247,9 @@ def _read_checkpoint(path: str, step: str, weights: str) -> Stored:
   }
   config = ConfigDict(checkpoints.read_meta(where)["config"])
   model = models.from_config(config.model, num_classes=0)
-  return Stored(str(where), leaves, model.grid(images.size_of(config)))
+  return Stored(
+    str(where),
+    leaves,
+    model.grid(images.size_of(config)),
+    facts.of(model, config.model.input_range),
+  )

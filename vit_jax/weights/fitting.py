@@ -5,6 +5,7 @@ head, class token, positions and patch. Whatever then still differs is refused,
 all of it in one list, and nothing is read before all of it fits.
 """
 
+import logging
 from typing import Any, NamedTuple
 
 import jax
@@ -13,9 +14,11 @@ import numpy as np
 
 from vit_jax import models, trees
 from vit_jax.models import fields, posemb
-from vit_jax.weights import dialects, misfits, resizing
+from vit_jax.weights import dialects, facts, misfits, resizing, torch
 from vit_jax.weights.files import Stored
-from vit_jax.weights.leaf import Leaf, in_memory
+from vit_jax.weights.leaf import Leaf, count_of, in_memory
+
+log = logging.getLogger("vit_jax")
 
 HEADS = ("keep", "reset")
 PATCHES = ("keep", "resize")
@@ -46,7 +49,7 @@ class Report(NamedTuple):
 
   def summary(self) -> str:
     """Returns the counts, and the names of all but those that match."""
-    parts = [f"{len(self.matched)} leaves matched"]
+    parts = [f"{count_of(len(self.matched))} matched"]
     for kind in ("reshaped", "dropped", "fresh"):
       names = getattr(self, kind)
       listed = f" ({', '.join(names)})" if names else ""
@@ -88,14 +91,12 @@ def plan(
   size = fields.pair(image_size, "image_size")
   wanted = _wanted(model, size)
   known = stored.grid if grid is None else fields.pair(grid, "grid")
-  ours = dialects.to_ours(
-    stored.leaves,
-    path=stored.path,
+  ours, complaints = dialects.to_ours(
+    stored._replace(grid=known),
     heads=getattr(model, "num_heads", 1),  # A ResNet has none.
-    grid=known,
+    wanted=model.grid(size),
   )
   grids = resizing.Grids(
-    path=stored.path,
     known=known,
     wanted=model.grid(size),
     class_token="cls" in ours,
@@ -104,14 +105,30 @@ def plan(
   have = dict(ours)
   fresh = _fit_head(have, wanted, reset=head == "reset")
   notes = _fit_class_token(have, wanted)
-  notes += resizing.fit_positions(have, wanted, grids)
+  if not complaints:
+    resized, complaints = resizing.fit_positions(have, wanted, grids)
+    notes += resized
   if patch == "resize":
     notes += resizing.fit_patch(have, wanted)
   must_fit = {name: wanted[name] for name in wanted if name not in fresh}
-  misfits.check(stored.path, have, must_fit)
-  have |= _draw(model, size, fresh, rng)
+  complaints += facts.differences(stored.about, model)
+  misfits.check(stored.path, have, must_fit, complaints)
+  _warn_of_gelu(stored, model)
+  have |= _draw(model, size, fresh, rng=rng, path=stored.path)
   leaves = {name: have[name] for name in wanted}
   return _report(ours, leaves, fresh, notes)
+
+
+def _warn_of_gelu(stored, model):
+  """Warns where the names are PyTorch's, and nothing says of which model."""
+  silent = torch.is_torch(stored.leaves) and "gelu" not in stored.about
+  if silent and model.gelu != "erf":
+    log.warning(
+      "%s does not say which GELU it is for. PyTorch's models have the exact "
+      "one, --config.model.gelu=erf; this model has %r.",
+      stored.path,
+      model.gelu,
+    )
 
 
 def _check_choice(key, value, choices):
@@ -141,7 +158,7 @@ def _fit_head(have, wanted, *, reset):
   """
   if not reset and _of(wanted, _HEAD):
     return []  # All of it must fit.
-  dropped = _of(have, _HEAD)
+  dropped = _of(have, _HEAD + dialects.OBJECTIVES)
   hidden = _of(have, _PRE_LOGITS)
   if not _of(wanted, _PRE_LOGITS) or (
     reset and any(have[n].shape != wanted[n].shape for n in hidden)
@@ -166,7 +183,7 @@ def _fit_class_token(have, wanted):
   return []
 
 
-def _draw(model, size, names, rng):
+def _draw(model, size, names, *, rng, path):
   """Takes the named parameters from the model's own initialisation."""
   if not names:
     return {}
@@ -184,8 +201,8 @@ def _draw(model, size, names, rng):
     at_random = [n for n in names if (values[n] != others[n]).any()]
     if at_random:
       raise ValueError(
-        f"{', '.join(at_random)} are not in the file and start at random: give "
-        "a key, rng=jax.random.key(0)."
+        f"{path} has no {', '.join(at_random)}, random at the start: give a "
+        "key, rng=jax.random.key(0)."
       )
   # Copied, as device_get may return what cannot be written to.
   return {name: in_memory(np.array(value)) for name, value in values.items()}

@@ -28,6 +28,11 @@ class Leaf(NamedTuple):
     return Leaf(tuple(shape), self.dtype, lambda: function(self.read()))
 
 
+def count_of(number: int) -> str:
+  """Returns a number of leaves as text: `1 leaf`, `2 leaves`."""
+  return f"{number} {'leaf' if number == 1 else 'leaves'}"
+
+
 def in_memory(array: np.ndarray) -> Leaf:
   """Wraps an array that is read already."""
   array = np.asarray(array)

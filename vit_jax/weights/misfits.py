@@ -1,13 +1,14 @@
 """Stored leaves that are not a model's: the whole list, and what to do."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from vit_jax import trees
-from vit_jax.weights.leaf import Leaf
+from vit_jax.weights import dialects
+from vit_jax.weights.leaf import Leaf, count_of
 
 # Which field of a model decides whether there are leaves of a name.
 _FIELDS = (
@@ -19,11 +20,16 @@ _FIELDS = (
   (r"conv_root/|gn_root/|block\d/", "ResNet before its blocks"),
   (r".*/encoderblock_\d+/LayerNorm_0/", "depth"),
 )
-_HEAD = r"(conv_)?head/|pre_logits/|MAPHead_0/"
+_HEAD = "|".join(
+  (r"(conv_)?head/", r"pre_logits/", r"MAPHead_0/", *dialects.OBJECTIVES)
+)
 
 
 def check(
-  path: str, have: Mapping[str, Leaf], wanted: Mapping[str, Any]
+  path: str,
+  have: Mapping[str, Leaf],
+  wanted: Mapping[str, Any],
+  others: Sequence[str] = (),
 ) -> None:
   """Refuses leaves that do not fit.
 
@@ -31,20 +37,22 @@ def check(
     path: of the file, for the message.
     have: its leaves, with whatever could be made to fit.
     wanted: the model's leaves, with `shape`, that must come from there.
+    others: what else does not fit, in words.
 
   Raises:
     ValueError: lists every leaf that is missing, unexpected or of another
-      shape, and hints at the reason.
+      shape, then the others, and hints at the reason.
   """
   found = {
     name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
     for name, leaf in have.items()
   }
   lines = trees.differences(found, wanted)
-  if lines:
+  if lines or others:
+    counted = f" ({count_of(len(lines))})" if lines else ""
     raise ValueError(
-      f"{path} does not fit the model ({len(lines)} leaves):\n  "
-      + "\n  ".join(lines)
+      f"{path} does not fit the model{counted}:\n  "
+      + "\n  ".join((*lines, *others))
       + "".join(f"\n{hint}" for hint in _hints(found, wanted))
     )
 

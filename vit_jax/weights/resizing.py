@@ -4,9 +4,10 @@ Positions are resized from grid to grid by `posemb`; this room finds out which
 grid a file's positions have. Patches are resized by pseudo-inverse.
 """
 
+import functools
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,19 +19,19 @@ log = logging.getLogger("vit_jax")
 
 Grid = tuple[int, ...]
 
+_BOTH = slice(0, 2)  # Sides of a grid.
+
 
 class Grids(NamedTuple):
   """What is known of the grids (h, w) of positions.
 
   Attributes:
-    path: of the file, for messages.
     known: of the file's positions: given, or stored with it; else ().
     wanted: the model's.
     class_token: whether the file has one.
     method: how to resize: one of `posemb.RESIZE_METHODS`.
   """
 
-  path: str
   known: Grid
   wanted: Grid
   class_token: bool
@@ -39,7 +40,7 @@ class Grids(NamedTuple):
 
 def fit_positions(
   leaves: dict[str, Leaf], wanted: Mapping[str, Any], grids: Grids
-) -> list[str]:
+) -> tuple[list[str], list[str]]:
   """Brings the position tables to the grid that the model wants.
 
   A row for the class token is dropped, or added as zeros, where only one of the
@@ -51,12 +52,11 @@ def fit_positions(
     grids: see there.
 
   Returns:
-    What was done, in words, once for all tables alike.
-
-  Raises:
-    ValueError: the grid of a table cannot be known, or is not the one given.
+    What was done, and what could not be (the grid of a table cannot be known,
+    or is not the one given): in words, once for all tables alike.
   """
-  notes = {}  # The tables of all layers make one note.
+  notes: dict[str, bool] = {}  # The tables of all layers make one note.
+  complaints: dict[str, str] = {}
   for name, leaf in leaves.items():
     kind = name.rpartition("/")[2]
     if kind not in _KINDS or name not in wanted:
@@ -64,7 +64,11 @@ def fit_positions(
     shape = wanted[name].shape
     if len(leaf.shape) != len(shape) or leaf.shape[-1] != shape[-1]:
       continue  # Of another width: no resizing will help.
-    old, new, resize = _KINDS[kind](name, leaf, shape, grids)
+    try:
+      old, new, resize = _KINDS[kind](leaf, shape, grids)
+    except ValueError as error:
+      complaints.setdefault(str(error), name)
+      continue
     if old == new and leaf.shape == shape:
       continue
     leaves[name] = leaf.then(shape, resize)
@@ -73,13 +77,13 @@ def fit_positions(
         f"{kind} resized from the grid {_by(old)} to {_by(new)} "
         f"({grids.method}); a resized model usually needs fine-tuning"
       ] = True
-  return list(notes)
+  return list(notes), [f"{name} {text}" for text, name in complaints.items()]
 
 
-def _learned_1d(name, leaf, shape, grids):
+def _learned_1d(leaf, shape, grids):
   new = grids.wanted
   rows, wanted_rows = _class_rows(leaf, grids), shape[1] - math.prod(new)
-  old = _old_grid(name, leaf.shape[1] - rows, grids)
+  old = _old_grid(leaf.shape[1] - rows, grids)
 
   def resize(table):
     table = posemb.resize_grid(
@@ -100,9 +104,10 @@ def _class_rows(leaf, grids):
   return int(leaf.shape[1] == math.prod(grids.known) + 1) if grids.known else 0
 
 
-def _learned_2d(name, leaf, shape, grids):
+def _learned_2d(side, leaf, shape, grids):
   """The table of the rows, or of the columns: a grid with one side."""
-  del name
+  if grids.known:
+    _check_count(leaf.shape[1], grids.known, side)
   old, new = (1, leaf.shape[1]), (1, shape[1])
 
   def resize(table):
@@ -111,10 +116,10 @@ def _learned_2d(name, leaf, shape, grids):
   return old, new, resize
 
 
-def _relative(name, leaf, shape, grids):
+def _relative(leaf, shape, grids):
   del shape
   new = grids.wanted
-  old = _old_grid(name, (leaf.shape[0] + 1) // 2, grids)
+  old = _old_grid((leaf.shape[0] + 1) // 2, grids)
 
   def resize(table):
     return posemb.resize_relative(table, old, new, method=grids.method)
@@ -122,11 +127,13 @@ def _relative(name, leaf, shape, grids):
   return old, new, resize
 
 
-_KINDS = {
+# The part of (h, w) that a table of rows, or of columns, is of.
+_SIDES = {"y_embedding": slice(0, 1), "x_embedding": slice(1, 2)}
+
+_KINDS: dict[str, Callable] = {
   "pos_embedding": _learned_1d,
-  "y_embedding": _learned_2d,
-  "x_embedding": _learned_2d,
   "relative_embedding": _relative,
+  **{kind: functools.partial(_learned_2d, _SIDES[kind]) for kind in _SIDES},
 }
 
 
@@ -141,44 +148,106 @@ def check_grid(path: str, leaves: Mapping[str, Leaf], grid: Grid) -> None:
   Raises:
     ValueError: names the table and both numbers.
   """
+  counts = {}
   for name, leaf in leaves.items():
-    if name.endswith("/pos_embedding"):
-      count = leaf.shape[1] - ("cls" in leaves)
-      if grid:
-        _check_count(path, name, count, grid)
-      elif math.isqrt(count) ** 2 != count:
-        log.warning(
-          "%s: %d positions are no square; without grid=(h, w) the file cannot "
-          "be loaded for another image size.",
-          path,
-          count,
-        )
-        return
+    kind = name.rpartition("/")[2]
+    if kind == "relative_embedding":
+      counts[name] = (leaf.shape[0] + 1) // 2
+    elif kind in _KINDS:
+      class_row = kind == "pos_embedding" and "cls" in leaves
+      counts[name] = leaf.shape[1] - class_row
+  for name, count in counts.items():
+    side = _SIDES.get(name.rpartition("/")[2], _BOTH)
+    if grid:
+      try:
+        _check_count(count, grid, side)
+      except ValueError as error:
+        raise ValueError(f"{path}: {name} {error}") from error
+    elif side == _BOTH and not _grid_of(count):
+      log.warning(
+        "%s: %d positions are no square; without grid=(h, w) the file cannot "
+        "be loaded for another image size.",
+        path,
+        count,
+      )
+      return
 
 
-def _check_count(path, name, count, grid):
-  if count != math.prod(grid):
+def _check_count(count, grid, side):
+  if count != math.prod(grid[side]):
     raise ValueError(
-      f"{path}: {name} has {count} positions, the grid {_by(grid)} has "
-      f"{math.prod(grid)}."
+      f"has {count} positions, the grid {_by(grid)} has "
+      f"{math.prod(grid[side])}."
     )
 
 
-def _old_grid(name, count, grids):
+def _old_grid(count, grids):
   """The grid of `count` stored positions, class row not counted."""
   if grids.known:
-    _check_count(grids.path, name, count, grids.known)
+    _check_count(count, grids.known, _BOTH)
     return grids.known
-  side = math.isqrt(count)
-  if side * side == count:
-    return side, side
-  if count == math.prod(grids.wanted):
-    return grids.wanted
-  raise ValueError(
-    f"{grids.path}: {name} has {count} positions, which are no square, and the "
-    f"model's grid {_by(grids.wanted)} has {math.prod(grids.wanted)}. Say of "
-    "which grid they are: grid=(h, w)."
-  )
+  old = _grid_of(count, wanted=grids.wanted)
+  if not old:
+    raise ValueError(
+      f"has {count} positions, which are no square, and the model's grid "
+      f"{_by(grids.wanted)} has {math.prod(grids.wanted)}. Say of which grid "
+      "they are: grid=(h, w)."
+    )
+  return old
+
+
+def _grid_of(count, *, known=(), wanted=()):
+  """The grid of so many positions: known, else square, else the model's.
+
+  () if it is none of them.
+  """
+  side = math.isqrt(max(0, count))
+  for grid in [known] if known else [(side, side), wanted]:
+    if grid and count == math.prod(grid) > 0:
+      return tuple(grid)
+  return ()
+
+
+def rows_before(
+  length: int, options: Iterable[int], *, known: Grid, wanted: Grid
+) -> int:
+  """Finds how many rows of a table stand before those of its grid.
+
+  Args:
+    length: rows of the table.
+    options: how many can be; of one there is nothing to find.
+    known: the grid (h, w), or () where it can be any square or `wanted`.
+    wanted: the model's grid, or ().
+
+  Raises:
+    ValueError: none of them leaves a grid, or several do. The text begins after
+      the table's name.
+  """
+  options = list(dict.fromkeys(options))
+  if len(options) == 1:
+    return options[0]
+  grids = {
+    rows: _grid_of(length - rows, known=known, wanted=wanted)
+    for rows in options
+  }
+  fits = [rows for rows in options if grids[rows]]
+  if len(fits) == 1:
+    return fits[0]
+  reason = f"{' or '.join(map(str, options))} of them before the grid"
+  if known:
+    reason += f"; the grid {_by(known)} has {math.prod(known)}."
+  elif fits:
+    reason += (
+      f", which can be {' or '.join(_by(grids[rows]) for rows in fits)}. Say "
+      "which it is: grid=(h, w)."
+    )
+  else:
+    reason += (
+      ": the rest is no square"
+      + (f", nor the model's {_by(wanted)}" if wanted else "")
+      + ". Say which grid it is: grid=(h, w)."
+    )
+  raise ValueError(f"has {length} rows, {reason}")
 
 
 def _by(grid):

@@ -18,12 +18,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from vit_jax.models import Model, ViT
-from vit_jax.weights import torch_names
+from vit_jax.weights import facts, resizing, torch_names, torch_positions
 from vit_jax.weights.leaf import Leaf
 
 log = logging.getLogger("vit_jax")
-
-_POSITIONS = "Transformer/posembed_input/pos_embedding"
 
 # The axes of timm's leaf in the order in which ours has them.
 _AXES = {"conv": (2, 3, 1, 0), "dense": (1, 0)}
@@ -36,8 +34,13 @@ def is_torch(names: Iterable[str]) -> bool:
 
 
 def from_torch(
-  flat: Mapping[str, Leaf], *, heads: int, grid: Sequence[int] = ()
-) -> dict[str, Leaf]:
+  flat: Mapping[str, Leaf],
+  *,
+  heads: int,
+  grid: resizing.Grid = (),
+  wanted: resizing.Grid = (),
+  position_rows: str = "",
+) -> tuple[dict[str, Leaf], list[str]]:
   """Puts parameters of timm or Hugging Face under our names.
 
   Positions come out with one row for a class token (zeros where it stood
@@ -45,17 +48,21 @@ def from_torch(
 
   Args:
     flat: a file's leaves.
-    heads: k, of the model that is to have them; no file says it.
-    grid: (h, w) of the stored positions; (): square, where the number of rows
-      allows it.
+    heads: k, of the model that is to have them.
+    grid: (h, w) of the stored positions; () where it is not known, and can be
+      any square or `wanted`.
+    wanted: the grid of the model that is to have them, or ().
+    position_rows: how many rows stand before the grid's; "" where nothing says
+      it, and all that timm or Hugging Face would write is tried.
 
   Returns:
-    The leaves, blocks apart. What is not known keeps its name; a mask token is
-    left out, which the log says.
+    The leaves, blocks apart, and complaints: with any of these the leaves are
+    not to be read. What is not known keeps its name; a mask token is left out,
+    which the log says.
 
   Raises:
     ValueError: an architecture that no model here has, with the reason and the
-      leaves; a width that `heads` does not divide; positions for another grid.
+      leaves.
   """
   names = {torch_names.timm_name(name): name for name in flat}
   leaves = {name: flat[names[name]] for name in names}
@@ -63,8 +70,17 @@ def from_torch(
   if "mask_token" in leaves:
     log.info("Left out %s: it is for pre-training.", names["mask_token"])
     del leaves["mask_token"]
-  hugging_face = any("embeddings." in name for name in flat)
-  leaves |= _positions(leaves, tuple(grid), class_row_only=hugging_face)
+  complaints = []
+  try:
+    leaves |= torch_positions.from_torch(
+      leaves,
+      grid=grid,
+      wanted=wanted,
+      position_rows=position_rows,
+      hugging_face=any("embeddings." in name for name in flat),
+    )
+  except ValueError as error:
+    complaints.append(str(error))
   ours: dict[str, Leaf] = {}
   for name, leaf in leaves.items():
     entry = torch_names.find_timm(name)
@@ -72,14 +88,23 @@ def from_torch(
       ours |= zip(entry.parts, _split(leaf, entry, heads))
     else:
       ours[names[name]] = leaf
-  return ours
+  widths = {
+    math.prod(leaf.shape[-2:])
+    for name, leaf in ours.items()
+    if name.endswith("/query/kernel")
+  }
+  complaints += [
+    f"num_heads={heads} does not divide the file's width {width}."
+    for width in sorted(widths)
+    if width % heads
+  ]
+  return ours, complaints
 
 
 def to_timm(flat: Mapping[str, Leaf]) -> dict[str, Leaf]:
   """Puts parameters under timm's names: the inverse of `from_torch`.
 
-  A model with registers is written as timm has these, with
-  `no_embed_class=True`: the class token takes its position along.
+  Registers, which stand nowhere here, have positions of zeros in timm.
 
   Args:
     flat: leaves under our names, blocks apart.
@@ -87,7 +112,7 @@ def to_timm(flat: Mapping[str, Leaf]) -> dict[str, Leaf]:
   Raises:
     ValueError: timm has no place for some leaves; lists them all.
   """
-  flat = _without_class_row(flat)
+  flat = torch_positions.to_timm(flat)
   entries = []
   homeless = []
   for path in flat:
@@ -162,18 +187,18 @@ def metadata(
     "init_values": model.layer_scale or None,
     "class_token": model.classifier == "token",
     "pos_embed": "none" if model.posemb == "none" else "learn",
-    "no_embed_class": bool(model.registers),
     "reg_tokens": model.registers,
     "fc_norm": False,
     "pool_include_prefix": model.classifier == "map",
     "act_layer": {"tanh": "gelu_tanh", "erf": "gelu"}[model.gelu],
   }
+  about = facts.of(model, input_range)
+  if model.posemb == "sincos2d":
+    about["posemb"] = "learned_1d"  # Of timm's kinds, the one with a table.
   return {
-    "format": "pt",
+    **about,
     "timm": json.dumps(arguments),
     "classes": json.dumps(list(classes)),
-    "input_range": input_range,
-    "gelu": model.gelu,
     "layer_norm_eps": "1e-6",
   }
 
@@ -199,72 +224,6 @@ def _check_known(leaves, names):
       refuse(torch_names.GATED, found)
 
 
-def _positions(leaves, grid, *, class_row_only):
-  """The leaves that change for ours: a row for the class token, no others.
-
-  Where timm has positions for more than the patches, it has them for the class
-  token and all registers; Hugging Face has one for the class token alone.
-  """
-  if "pos_embed" not in leaves:
-    return {}
-  table = leaves["pos_embed"]
-  _, rows, width = table.shape
-  own = int("cls_token" in leaves)
-  registers = leaves["reg_token"].shape[1] if "reg_token" in leaves else 0
-  # The likelier count first: timm's models with registers have none to spare.
-  counts = [0, own + registers] if registers else [own, 0]
-  if class_row_only:
-    counts = [own]
-  patches = math.prod(grid)
-  fits = [
-    count
-    for count in counts
-    if (rows - count == patches if grid else _is_square(rows - count))
-  ]
-  if grid and not fits:
-    raise ValueError(
-      f"The file holds {rows} positions, {own} class token and {registers} "
-      f"registers; a grid of {grid[0]}x{grid[1]} patches has {patches}, and "
-      f"{' or '.join(map(str, counts))} more."
-    )
-  count = (fits or counts)[0]
-  if count == own:
-    return {}
-  shape = (1, own + rows - count, width)
-  if count == 0:
-    return {"pos_embed": table.then(shape, _with_row_of_zeros)}
-  tokens = leaves["reg_token"]
-  return {
-    "pos_embed": table.then(
-      shape, lambda x: np.delete(x, np.s_[own:count], axis=1)
-    ),
-    "reg_token": tokens.then(
-      tokens.shape, lambda x: x + table.read()[:, own:count]
-    ),
-  }
-
-
-def _is_square(count):
-  return count >= 0 and math.isqrt(count) ** 2 == count
-
-
-def _with_row_of_zeros(table):
-  return np.pad(table, ((0, 0), (1, 0), (0, 0)))
-
-
-def _without_class_row(flat):
-  """Leaves with positions for patches only, where there are registers."""
-  if not {"cls", "registers", _POSITIONS} <= flat.keys():
-    return flat
-  cls, table = flat["cls"], flat[_POSITIONS]
-  _, rows, width = table.shape
-  return {
-    **flat,
-    "cls": cls.then(cls.shape, lambda x: x + table.read()[:, :1]),
-    _POSITIONS: table.then((1, rows - 1, width), lambda x: x[:, 1:]),
-  }
-
-
 def _split(leaf, entry, heads):
   """Our leaves of one of timm's."""
   shape = leaf.shape
@@ -276,9 +235,7 @@ def _split(leaf, entry, heads):
   rows = shape[0] // len(entry.parts)
   width = shape[1] if entry.layout == "out" else rows
   if width % heads:
-    raise ValueError(
-      f"num_heads={heads} does not divide the width {width} of {entry.timm}."
-    )
+    heads = 1  # There will be a complaint; until then all is one head.
   if entry.layout == "out":  # [d, d] -> [k, d / k, d]
     ours = (heads, width // heads, rows)
     return [leaf.then(ours, lambda x: x.T.reshape(ours))]

@@ -70,7 +70,7 @@ def write_safetensors(
     about: its metadata.
     grid: (h, w) of the positions, kept there as "grid"; () keeps none.
   """
-  metadata = {"format": "pt", **about}  # PyTorch's names, others' readers ask.
+  metadata = {"format": "pt", **about}  # Hugging Face's readers ask for it.
   if grid:
     metadata["grid"] = "x".join(map(str, grid))
   header: dict[str, Any] = {"__metadata__": metadata}
