@@ -21,6 +21,7 @@ def base() -> ConfigDict:
   config.accumulate = 1  # Parts into which a batch is cut to save memory.
   config.ema = 0.0  # Decay of averaged weights (0.9999); 0 keeps none.
 
+  config.objective = "supervised"  # | "masked_patch", which reads no labels.
   config.loss = "softmax"  # "softmax" | "sigmoid" (sum over the classes).
   config.label_smoothing = 0.0  # Share a of the target: (1 - a) y + a / c.
   config.mixup = 0.0  # Beta(a, a) of the mixing weight; 0 is off.
@@ -29,10 +30,10 @@ def base() -> ConfigDict:
   config.log_every = "50"  # Updates between two rows of metrics.jsonl.
   config.profile = ""  # "START:STOP": updates to trace for TensorBoard.
   config.resume_from = ""  # Full state of another run, for a new workdir.
-  config.init_from = ""  # Weights only: .npz, .safetensors, another run.
+  config.init_from = ""  # Weights only: .npz, .safetensors, a run; "?": needed.
   config.init_head = "reset"  # "reset": a new head | "keep": the stored one.
   config.init_resize = (
-    "bicubic"  # or "bilinear", "bilinear_corners": positions.
+    "bicubic"  # | "bilinear" | "bilinear_corners": positions.
   )
   config.init_patch = "keep"  # "resize": to a model with other patches.
 
@@ -60,15 +61,26 @@ def base() -> ConfigDict:
   config.model.scan = False  # Blocks as one scanned loop: compiles faster.
   config.model.remat = "none"  # "none" | "dots" | "full": memory for time.
 
+  config.masked_patch = ConfigDict()  # Of the objective of that name.
+  config.masked_patch.share = 0.5  # Of the patches, whose content is predicted.
+  config.masked_patch.mask = 0.8  # Of those, how many become the mask,
+  config.masked_patch.random = 0.1  # or another patch; the rest stay.
+  config.masked_patch.target = "mean_color"  # | "small_patch" | "pixels".
+
   config.input = ConfigDict()
-  config.input.source = ""  # "digits:", "folder:PATH", "fake:32,10,1000".
+  config.input.source = ""  # "folder:PATH", "tfds:NAME", "tfrecord:GLOB", …
   config.input.split = "train"  # Slices too: "train[:90%]".
   config.input.data_dir = ""  # Where relative sources are looked for.
   config.input.ops = "decode|resize({size})"  # {size} is image_size.
   config.input.batch_size = 512  # Global: over all devices and hosts.
   config.input.streams = 0  # Logical data streams; 0: as many as processes.
   config.input.shuffle_buffer = 50_000  # Examples; 1: in the split's order.
-  config.input.prefetch = 2  # Batches made ready ahead of the step.
+  config.input.prefetch = 2  # Batches on the devices ahead of the step.
+  config.input.max_labels = 1  # Of an example; more where the source has more.
+  config.input.on_error = "raise"  # "skip": replace and count bad images.
+  config.input.max_bad_share = 0.01  # Of the images; "skip" stops beyond it.
+  config.input.cache = ""  # Where records are kept: "memory" or a local folder.
+  config.input.service = ""  # "grpc://HOST:PORT" of a tf.data service.
 
   config.optim = ConfigDict()
   config.optim.name = "adamw"  # "adamw" | "sgd".
@@ -121,15 +133,25 @@ def parse_arg(arg: str, *, model: str, dataset: str) -> tuple[str, str]:
   return first or model, rest or dataset
 
 
-def evaluator(**changes) -> ConfigDict:
+def evaluator(*, kind: str = "classification", **changes) -> ConfigDict:
   """Returns one entry of `config.evals`, locked, with `changes` made."""
   config = ConfigDict()
-  config.kind = "classification"  # "" switches the evaluator off.
+  config.kind = kind  # | "fewshot"; "" switches the evaluator off.
   config.source = ""  # "": the training source, its data_dir included.
   config.split = "test"
   config.ops = "decode|resize({size})"
+  config.cache = ""  # As `input.cache`; what is kept serves all passes.
   config.batch_size = 512  # Global.
   config.every = "0"  # "0": only at the end of the run.
+  # A linear probe has keys of its own, also while it is switched off. The
+  # defaults are big_vision's.
+  if kind == "fewshot" or "shots" in changes:
+    config.ops = "decode|resize({size*8/7})|central_crop({size})"
+    config.train_split = "train"  # Where the few examples come from.
+    config.shots = (1, 5, 10, 25)  # Examples of each class.
+    config.seeds = (0, 1, 2)  # Draws of examples; accuracies are means.
+    config.strengths = (1024.0,)  # Of the ridge; the first is the headline.
+    config.representation = "pre_logits"  # | "tokens", the mean of the patches.
   config.lock()
   config.update(changes)
   return config

@@ -29,6 +29,7 @@ RECIPES = {
     "R50x1,folder:PATH",
     "L/16,fake:32,10,100",
   ),
+  "masked_patch": ("", "R50+B/16,imagenet2012", "mu/4,fake:32,10,100"),
 }
 # Classes and training examples of data that is not here.
 SIZES = {
@@ -37,6 +38,7 @@ SIZES = {
   "tfds:oxford_iiit_pet": (37, 3680),
   "tfds:oxford_flowers102": (102, 1020),
   "folder:PATH": (5, 1000),
+  "tfrecord:jft/train-*?classes=18291": (18_291, 303_000_000),
 }
 
 
@@ -271,11 +273,22 @@ ELSEWHERE = {
   "checkpoint.best": "test_checkpoints.py",
   "checkpoint.allow_change": "test_checkpoints.py",
   "evals.test.every": "test_train.py: rows",
-  "input.prefetch": "time only",
+  "input.prefetch": "test_feed.py",
+  "input.on_error": "test_feed.py",
+  "input.max_bad_share": "test_feed.py",
+  "input.max_labels": "test_feed.py",
+  "input.cache": "test_pipeline_choices.py",
+  "input.service": "test_pipeline_service.py",
+  "evals.test.cache": "test_pipeline_choices.py",
   "input.data_dir": "test_sources.py",
 }
 CHANGED = {
   "seed": 1,
+  "objective": "masked_patch",
+  "masked_patch.share": 0.25,
+  "masked_patch.mask": 0.5,
+  "masked_patch.random": 0.2,
+  "masked_patch.target": "pixels",
   "total": "9",
   "image_size": (8,),
   "accumulate": 2,
@@ -339,7 +352,13 @@ CHANGED = {
   "evals.test.batch_size": 3,
 }
 # Keys that act only beside another.
+MASKED = {"mixup": 0.0, "evals.test.kind": ""}  # What needs labels is off.
 BESIDE = {
+  "objective": MASKED,
+  **{
+    f"masked_patch.{key}": {"objective": "masked_patch"} | MASKED
+    for key in ("share", "mask", "random", "target")
+  },
   "optim.end_lr": {"optim.schedule": "linear"},
   "optim.timescale": {"optim.schedule": "rsqrt"},
   "optim.momentum": {"optim.name": "sgd"},

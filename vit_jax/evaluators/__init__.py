@@ -2,7 +2,8 @@
 
 An evaluator module has `build(entry, *, config, source, classes, objective,
 mesh, shardings) -> Evaluator` and `VALUES`, the names of what that returns, "n"
-among them. This room knows no loop and no checkpoint.
+among them, or a function from the entry to them. This room knows no loop and no
+checkpoint.
 """
 
 import importlib
@@ -26,8 +27,12 @@ def value_names(config: Any) -> list[str]:
     f"{name}/{value}"
     for name, entry in config.evals.items()
     if entry.kind
-    for value in _module(name, entry).VALUES
+    for value in _values(_module(name, entry).VALUES, entry)
   ]
+
+
+def _values(values, entry):
+  return values(entry) if callable(values) else values
 
 
 def _module(name, entry):

@@ -15,6 +15,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from vit_jax.models import bit, resnet
@@ -50,7 +51,7 @@ VARIANTS = {
 # each.
 PARAM_AXES = (
   (r"embedding/kernel", (None, None, None, "fsdp")),
-  (r"cls|registers|probe", (None, None, "fsdp")),
+  (r"cls|registers|probe|mask_token", (None, None, "fsdp")),
   (r"(pos|x|y)_embedding", (None, None, "fsdp")),
   (r"relative_embedding", (None, None)),
   (r"(query|key|value)/kernel", ("fsdp", "model", None)),
@@ -230,7 +231,7 @@ class ViT(nn.Module):
 
   @nn.compact
   def __call__(
-    self, images: Float[Array, "n h w 3"], *, train: bool = False
+    self, images: Float[Array | np.ndarray, "n h w 3"], *, train: bool = False
   ) -> dict[str, Any]:
     """Classifies images.
 
@@ -252,7 +253,7 @@ class ViT(nn.Module):
         table is one for another size.
     """
     grid = self.grid(images.shape[1:3])
-    x = images
+    x = jnp.asarray(images)
     if self.stem_width:
       x = resnet.stem(
         x, blocks=self.stem_blocks, width=self.stem_width, dtype=self.dtype

@@ -47,7 +47,11 @@ def build(config: Any, num_classes: int) -> Objective:
       {"params": params}, inputs, train=True, rngs={"dropout": dropout}
     )
     each = getattr(losses, config.loss)(outputs["logits"], targets)
-    return {"loss": ((each * batch["mask"]).sum(), batch["mask"].sum())}
+    weight = batch["mask"].sum()
+    metrics = {"loss": ((each * batch["mask"]).sum(), weight)}
+    if "skipped" in batch:  # The share of images that others stand in for.
+      metrics["skipped"] = (batch["skipped"].sum(), weight)
+    return metrics
 
   def predict(params, batch):
     inputs = images.normalize(batch["image"], config.model.input_range)
