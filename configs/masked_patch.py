@@ -15,6 +15,9 @@ TFRecords (see `docs/data.md`), and labels may be anything there. A rehearsal:
     --config.image_size=32 --config.input.batch_size=64 --config.total=300 \
     --config.optim.warmup=30 --workdir=runs/rehearsal
 
+On the way a few-shot probe reads ImageNet from TFDS; without that data, say
+--config.evals.fewshot.kind=''. Probes of DATASET itself need its split "test".
+
 The paper's B/16 has 79.9 % on ImageNet once fine-tuned, 2 points more than from
 scratch, and most of that after 100k updates; not run here.
 """

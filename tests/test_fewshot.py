@@ -13,7 +13,17 @@ from jax.sharding import Mesh
 import input_pipeline
 from configs import common, rerun
 from tests.conftest import tiny_config
-from vit_jax import build, evaluate, evaluators, sharding, steps, train
+from vit_jax import (
+  build,
+  evaluate,
+  evaluators,
+  models,
+  sharding,
+  steps,
+  train,
+  weights,
+)
+from vit_jax import predict as predict_command
 from vit_jax.evaluators import fewshot
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
@@ -360,3 +370,40 @@ def test_probing_other_data_while_training_and_afterwards(tmp_path):
   config.evals.other.kind = ""  # What is switched off keeps its keys.
   off = common.evaluator(**config.evals.other.to_dict())
   assert off.to_dict() == config.evals.other.to_dict()
+
+
+def features_alone(**changes):
+  config = tiny_config(**{"evals.test.kind": "", "input.source": ""} | changes)
+  with config.evals.unlocked():
+    config.evals.probe = common.evaluator(
+      kind="fewshot", source="fake:16,5,60", shots=(5,)
+    )
+  return config
+
+
+def test_any_head_or_none_will_do(tmp_path):
+  found = []
+  for num_classes in (0, 7):
+    model = models.create("mu/4", num_classes=num_classes)
+    image = np.zeros((1, 16, 16, 3), np.float32)
+    path = str(tmp_path / f"{num_classes}.npz")
+    weights.save(path, model.init(jax.random.key(0), image)["params"])
+    found.append(evaluate.run(features_alone(), path))
+  assert found[0] == found[1]
+  train.run(tiny_config(total="1"), str(tmp_path / "run"))
+  assert evaluate.run(features_alone(), str(tmp_path / "run"))["probe/n"] == 60
+
+
+def test_probing_what_masked_patches_taught(tmp_path):
+  """By the run's own config, and as weights of a plain model."""
+  own = features_alone(
+    objective="masked_patch",
+    total="1",
+    mixup=0.0,
+    **{"input.source": "fake:16,3,40"},
+  )
+  train.run(own, str(tmp_path))
+  values = evaluate.run(own, str(tmp_path))
+  assert evaluate.run(features_alone(), str(tmp_path)) == values
+  with pytest.raises(ValueError, match="trained without classes"):
+    next(predict_command.run(str(tmp_path), []))

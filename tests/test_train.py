@@ -61,15 +61,35 @@ class Stop(Exception):
   """Stands for a kill in the middle of a run."""
 
 
+class Watched:
+  """A feed that calls `before(number)` ahead of each of its batches."""
+
+  def __init__(self, feed, before):
+    self._feed, self._before = feed, before
+    self._numbers = itertools.count()
+
+  def __enter__(self):
+    self._feed.__enter__()
+    return self
+
+  def __exit__(self, *error):
+    self._feed.__exit__(*error)
+
+  def __next__(self):
+    self._before(next(self._numbers))
+    return next(self._feed)
+
+
 def dying(step):
   """Returns a stand-in for train._batches that dies when asked for a batch."""
   real = train._batches
 
-  def batches(config, source, streams, start):
-    yield from itertools.islice(
-      real(config, source, streams, start), step - start
-    )
-    raise Stop
+  def batches(config, source, mesh, streams, start):
+    def before(number):
+      if start + number == step:
+        raise Stop
+
+    return Watched(real(config, source, mesh, streams, start), before)
 
   return batches
 
@@ -164,13 +184,13 @@ def test_sigterm_saves_the_last_completed_step(
     if where == "update":
       real = train._batches
 
-      def batches(*args):
-        for number, batch in enumerate(real(*args)):
-          if number == 4:
-            os.kill(os.getpid(), signal.SIGTERM)
-          yield batch
+      def before(number):
+        if number == 4:
+          os.kill(os.getpid(), signal.SIGTERM)
 
-      patch.setattr(train, "_batches", batches)
+      patch.setattr(
+        train, "_batches", lambda *args: Watched(real(*args), before)
+      )
     else:
       # Building the evaluator reads one batch; SIGTERM comes at the next call.
       count = iter(range(99))

@@ -124,14 +124,7 @@ def pretrained(config: Any, num_classes: int) -> Any:
   Raises:
     ValueError: see `weights.load`; the images had another range of values.
   """
-  about = weights.open(config.init_from).about
-  trained_on = about.get("input_range", config.model.input_range)
-  if trained_on != config.model.input_range:
-    raise ValueError(
-      f"config.init_from = {config.init_from!r} was trained on images in the "
-      f"range {trained_on!r}; set --config.model.input_range={trained_on} "
-      f"(it is {config.model.input_range!r})."
-    )
+  check_input_range(weights.open(config.init_from), config)
   return weights.load(
     config.init_from,
     models.from_config(config.model, num_classes),
@@ -141,6 +134,17 @@ def pretrained(config: Any, num_classes: int) -> Any:
     patch=config.init_patch,
     rng=steps.stream(config.seed, "init"),
   )
+
+
+def check_input_range(stored: weights.Stored, config: Any) -> None:
+  """Refuses weights that say they were trained on images in another range."""
+  ours = config.model.input_range
+  theirs = stored.about.get("input_range", ours)
+  if theirs != ours:
+    raise ValueError(
+      f"{stored.path} was trained on images in the range {theirs!r}; set "
+      f"--config.model.input_range={theirs} (it is {ours!r})."
+    )
 
 
 def _placed(abstract, mesh):

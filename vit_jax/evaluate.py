@@ -4,6 +4,8 @@ python -m vit_jax.evaluate --config=configs/digits.py --checkpoint=runs/digits
 
 The checkpoint is a run of this package or a file of weights (`.npz`,
 `.safetensors`), whose head must be for the classes of `config.input.source`.
+Where all evaluators read features alone, as few-shot probes do, it may have any
+head, or none.
 """
 
 import json
@@ -45,23 +47,33 @@ def run(
   """
   mesh = sharding.make_mesh(config.mesh)
   is_run = tf.io.gfile.isdir(os.path.expanduser(checkpoint))
-  if is_run:
+  # Features are the same with any head.
+  supervised = config.objective == "supervised"
+  headless = supervised and not evaluators.need_head(config)
+  classes: tuple[str, ...] = ()
+  if is_run and not headless:
     path = checkpoints.locate(checkpoint, step)
     classes = tuple(checkpoints.read_meta(path)["guard"]["class_names"])
   else:
-    stored = storage.open(checkpoint)  # Refuses what is no file of weights.
-    classes = input_pipeline.get_source(
-      config.input.source, config.input.split, config.input.data_dir
-    ).class_names
+    stored = storage.open(checkpoint, step=step, weights=weights)
+    build.check_input_range(stored, config)
+    if not headless:
+      classes = input_pipeline.get_source(
+        config.input.source, config.input.split, config.input.data_dir
+      ).class_names
   objective, abstract = build.inference(config, mesh, num_classes=len(classes))
   evals = evaluators.build_all(
     config, classes=classes, objective=objective, mesh=mesh, params=abstract
   )
-  if is_run:
+  if is_run and not headless:
     params = checkpoints.restore_weights(path, abstract, weights)
   else:
-    model = models.from_config(config.model, len(classes))
-    params = storage.load(stored.path, model, images.size_of(config))
+    params = storage.load(
+      stored.path,
+      models.from_config(config.model, len(classes)),
+      images.size_of(config),
+      weights=weights,
+    )
     params = jax.tree.map(
       lambda leaf, like: sharding.place(leaf, like.sharding), params, abstract
     )

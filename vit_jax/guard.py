@@ -40,6 +40,8 @@ def describe(config: Any, source: Any, streams: int) -> Meta:
       "num_examples": source.num_examples,
       "class_names": list(source.class_names),
       "digest": source.digest,
+      "objective": config.objective,
+      "masked_patch": as_json(config.masked_patch),
       "loss": config.loss,
       "ema": config.ema,
       "model": model,

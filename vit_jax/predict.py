@@ -51,6 +51,11 @@ def run(
   where = checkpoints.locate(checkpoint, step)
   meta = checkpoints.read_meta(where)
   config = ConfigDict(meta["config"])
+  if config.objective != "supervised":
+    raise ValueError(
+      f"{where} was trained without classes (config.objective = "
+      f"{config.objective!r}): fine-tune it first, by config.init_from."
+    )
   classes = meta["guard"]["class_names"]
   mesh = sharding.make_mesh(ConfigDict({"data": -1, "fsdp": 1, "model": 1}))
   objective, abstract = build.inference(config, mesh, num_classes=len(classes))

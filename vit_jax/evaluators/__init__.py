@@ -31,6 +31,15 @@ def value_names(config: Any) -> list[str]:
   ]
 
 
+def need_head(config: Any) -> bool:
+  """Says whether any of the config's evaluators reads the model's head."""
+  return any(
+    getattr(_module(name, entry), "READS_HEAD", True)
+    for name, entry in config.evals.items()
+    if entry.kind
+  )
+
+
 def _values(values, entry):
   return values(entry) if callable(values) else values
 

@@ -47,6 +47,7 @@ def value_names(entry: Any) -> tuple[str, ...]:
 
 
 VALUES = value_names
+READS_HEAD = False
 
 
 def _name(shots, strength, entry):
