@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tests import reference_resnet
-from tests.test_resnet import doubles, draw, noise, result_types, run, shapes
+from tests.test_resnet import doubles, draw, noise, run, shapes
+from tests.tracing import result_types
 from vit_jax import models, trees
 from vit_jax.models import bit
 
@@ -161,7 +162,7 @@ def test_published_names_are_ours_renamed():
         published[f"resnet/{unit}/{theirs}"] = f"{unit}/{ours}"
   assert set(trees.flatten(shapes(tiny(), (32, 32)))) == set(published.values())
   for theirs, ours in published.items():
-    matches = [(re.fullmatch(r, theirs), new) for r, new in bit.PUBLISHED_NAMES]
+    matches = [(re.fullmatch(r, theirs), new) for r, new in bit.FROM_PUBLISHED]
     assert [m.expand(new) for m, new in matches if m] == [ours]
 
 

@@ -1,13 +1,15 @@
-import collections
 import pathlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import traverse_util
+from ml_collections import ConfigDict
 
 from tests import reference_vit
-from vit_jax import models, trees
+from tests.tracing import result_types
+from vit_jax import models, sharding, trees
 from vit_jax.models import bit, blocks
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
@@ -74,28 +76,10 @@ def shapes(model, size):
 def equations(model, params, images, **kwargs):
   """Counts (primitive, type of its result) in the traced forward pass."""
 
-  def walk(jaxpr):
-    for eqn in jaxpr.eqns:
-      yield eqn.primitive.name, str(eqn.outvars[0].aval.dtype)
-      for value in eqn.params.values():
-        if hasattr(value, "jaxpr"):
-          yield from walk(value.jaxpr)
-
   def apply(params):
     return model.apply({"params": params}, images, **kwargs)
 
-  return collections.Counter(walk(jax.make_jaxpr(apply)(params).jaxpr))
-
-
-def nested(flat):
-  tree = {}
-  for name, leaf in flat.items():
-    *parents, last = name.split("/")
-    node = tree
-    for parent in parents:
-      node = node.setdefault(parent, {})
-    node[last] = leaf
-  return tree
+  return result_types(apply, params)
 
 
 def stacked(params):
@@ -117,7 +101,9 @@ def test_published_weights_give_published_logits(name):
     mlp_dim=64,
     **GOLDEN_FIELDS[name],
   )
-  outputs = run(model, nested(flat), golden["images"])
+  outputs = run(
+    model, traverse_util.unflatten_dict(flat, sep="/"), golden["images"]
+  )
   np.testing.assert_allclose(outputs["logits"], golden["logits"], atol=1e-5)
   ours = shapes(model, golden["images"].shape[1:3])
   assert ours == {name: leaf.shape for name, leaf in flat.items()}
@@ -404,6 +390,30 @@ def test_scan_and_remat_change_neither_logits_nor_gradients():
       lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4),
       form(grads),
       other_grads,
+    )
+
+
+@pytest.mark.parametrize(
+  "fields",
+  [
+    {"classifier": "map", "posemb_at": "layers", "scan": True},
+    {"stem_width": 0.5, "stem_blocks": (1,), "posemb": "relative"},
+  ],
+  ids=str,
+)
+def test_mesh_shapes_give_the_same_logits(fields):
+  model = tiny(patch_size=2, **fields)
+  images = noise(8, 16, 16, 3)
+  params = init(model, images)
+  logits = run(model, params, images)["logits"]
+  for shape in ((8, 1, 1), (1, 8, 1), (2, 2, 2)):
+    mesh = sharding.make_mesh(ConfigDict(dict(zip(sharding.AXES, shape))))
+    placed = jax.device_put(
+      params, sharding.tree_shardings(params, mesh, models.PARAM_AXES)
+    )
+    batch = jax.device_put(images, sharding.batch_sharding(mesh))
+    np.testing.assert_allclose(
+      run(model, placed, batch)["logits"], logits, atol=1e-5
     )
 
 

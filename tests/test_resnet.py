@@ -1,4 +1,3 @@
-import collections
 import pathlib
 
 import flax.linen as nn
@@ -6,8 +5,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import traverse_util
 
 from tests import reference_resnet
+from tests.tracing import result_types
 from vit_jax import models, trees
 from vit_jax.models import resnet
 
@@ -62,30 +63,6 @@ def doubles(tree):
   return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)
 
 
-def nested(flat):
-  tree = {}
-  for name, leaf in flat.items():
-    *parents, last = name.split("/")
-    node = tree
-    for parent in parents:
-      node = node.setdefault(parent, {})
-    node[last] = leaf
-  return tree
-
-
-def result_types(function, *args):
-  """Counts (primitive, type of its result) in the traced function."""
-
-  def walk(jaxpr):
-    for eqn in jaxpr.eqns:
-      yield eqn.primitive.name, str(eqn.outvars[0].aval.dtype)
-      for value in eqn.params.values():
-        if hasattr(value, "jaxpr"):
-          yield from walk(value.jaxpr)
-
-  return collections.Counter(walk(jax.make_jaxpr(function)(*args).jaxpr))
-
-
 # Right values.
 
 
@@ -105,7 +82,7 @@ def test_published_hybrids_give_published_logits(name):
     stem_width=0.5,
     **GOLDEN_FIELDS[name],
   )
-  params = nested(flat)
+  params = traverse_util.unflatten_dict(flat, sep="/")
   assert trees.differences(params, shapes(model, (64, 64))) == []
   outputs = run(model, params, golden["images"])
   np.testing.assert_allclose(outputs["logits"], golden["logits"], atol=2e-5)

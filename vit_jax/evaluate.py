@@ -46,12 +46,13 @@ def run(
     ValueError: no such checkpoint, or one that does not fit the config.
   """
   mesh = sharding.make_mesh(config.mesh)
-  is_run = tf.io.gfile.isdir(os.path.expanduser(checkpoint))
   # Features are the same with any head.
   supervised = config.objective == "supervised"
   headless = supervised and not evaluators.need_head(config)
+  is_run = tf.io.gfile.isdir(os.path.expanduser(checkpoint))
+  as_trained = is_run and not headless
   classes: tuple[str, ...] = ()
-  if is_run and not headless:
+  if as_trained:
     path = checkpoints.locate(checkpoint, step)
     classes = tuple(checkpoints.read_meta(path)["guard"]["class_names"])
   else:
@@ -65,7 +66,7 @@ def run(
   evals = evaluators.build_all(
     config, classes=classes, objective=objective, mesh=mesh, params=abstract
   )
-  if is_run and not headless:
+  if as_trained:
     params = checkpoints.restore_weights(path, abstract, weights)
   else:
     params = storage.load(

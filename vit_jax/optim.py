@@ -36,11 +36,7 @@ def make_optimizer(
   Raises:
     ValueError: unknown optimiser or dtype; a path regex that fits nothing.
   """
-  if config.name not in OPTIMIZERS:
-    raise ValueError(
-      f"config.optim.name = {config.name!r}; there are "
-      f"{', '.join(OPTIMIZERS)}.{trees.nearest(config.name, OPTIMIZERS)}"
-    )
+  trees.check_choice("config.optim.name = ", config.name, OPTIMIZERS)
   if config.moment_dtype not in ("float32", "bfloat16"):
     raise ValueError(
       f"config.optim.moment_dtype = {config.moment_dtype!r}; there are "

@@ -88,11 +88,7 @@ def make_schedule(
   Raises:
     ValueError: unknown schedule; warm-up and cooldown longer than the run.
   """
-  if config.schedule not in SCHEDULES:
-    raise ValueError(
-      f"config.optim.schedule = {config.schedule!r}; there are "
-      f"{', '.join(SCHEDULES)}.{trees.nearest(config.schedule, SCHEDULES)}"
-    )
+  trees.check_choice("config.optim.schedule = ", config.schedule, SCHEDULES)
   warmup = to_steps(config.warmup, "config.optim.warmup")
   cooldown = to_steps(config.cooldown, "config.optim.cooldown")
   timescale = to_steps(config.timescale, "config.optim.timescale")

@@ -99,6 +99,25 @@ def differences(stored: Any, expected: Any) -> list[str]:
   return lines
 
 
+def check_choice(key: str, value: Any, choices: Iterable[str]) -> None:
+  """Refuses a value that is none of `choices`.
+
+  Args:
+    key: what the value was given to, with its sign: "config.loss = ".
+    value: what came.
+    choices: what may come.
+
+  Raises:
+    ValueError: key and value, the choices, and the nearest of them.
+  """
+  choices = list(choices)
+  if value not in choices:
+    raise ValueError(
+      f"{key}{value!r}; there are {', '.join(choices)}."
+      + nearest(str(value), choices)
+    )
+
+
 def nearest(name: str, options: Iterable[str]) -> str:
   """Returns " Did you mean 'x'?" for the option nearest to `name`, or ""."""
   close = difflib.get_close_matches(name, list(options), n=1, cutoff=0.4)

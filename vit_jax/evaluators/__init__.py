@@ -12,10 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 import input_pipeline
-from vit_jax import steps, trees
+from vit_jax import images, sharding, steps, trees
 
 # (params, stop) -> name -> value; None when `stop()` turned true half-way.
 Evaluator = Callable[[Any, Callable[[], bool]], dict[str, float] | None]
@@ -40,17 +41,46 @@ def need_head(config: Any) -> bool:
   )
 
 
+def batch_size(entry: Any, mesh: Mesh) -> int:
+  """Returns an entry's batch size, rounded up to what devices can share.
+
+  Raises:
+    ValueError: it is less than 1.
+  """
+  if entry.batch_size < 1:
+    raise ValueError(f"batch_size = {entry.batch_size}; use 1 or more.")
+  unit = np.lcm(sharding.batch_devices(mesh), jax.process_count())
+  return int(-(-entry.batch_size // unit) * unit)
+
+
+def look_at(
+  source: input_pipeline.Source, ops: str, size: tuple[int, int]
+) -> dict[str, np.ndarray]:
+  """Reads the first example of a split, to refuse its images early.
+
+  Args:
+    source: the split.
+    ops: how its images are prepared.
+    size: (h, w) in pixels that the model wants.
+
+  Returns:
+    A batch of one.
+
+  Raises:
+    ValueError: the images are of another size.
+  """
+  first = next(input_pipeline.eval_batches(source, ops, batch_size=1)[0])
+  images.check_size(first["image"], size, key="ops")
+  return first
+
+
 def _values(values, entry):
   return values(entry) if callable(values) else values
 
 
 def _module(name, entry):
   kinds = [module.name for module in pkgutil.iter_modules(__path__)]
-  if entry.kind not in kinds:
-    raise ValueError(
-      f"config.evals.{name}.kind = {entry.kind!r}; there are "
-      f"{', '.join(kinds)}.{trees.nearest(entry.kind, kinds)}"
-    )
+  trees.check_choice(f"config.evals.{name}.kind = ", entry.kind, kinds)
   return importlib.import_module(f"{__name__}.{entry.kind}")
 
 

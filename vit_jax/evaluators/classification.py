@@ -7,7 +7,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 import input_pipeline
-from vit_jax import images, losses, sharding, steps
+from vit_jax import evaluators, images, losses, steps
 from vit_jax.evaluators import Evaluator
 from vit_jax.feed import Feed
 
@@ -56,14 +56,10 @@ def build(
       f"({_listing(source.class_names)}), the model {len(classes)} "
       f"({_listing(classes)}). They must be the same, in the same order."
     )
-  if entry.batch_size < 1:
-    raise ValueError(f"batch_size = {entry.batch_size}; use 1 or more.")
+  batch_size = evaluators.batch_size(entry, mesh)
   size = images.size_of(config)
   ops = images.sized(entry.ops, size)
-  first = next(input_pipeline.eval_batches(source, ops, batch_size=1)[0])
-  images.check_size(first["image"], size, key="ops")
-  unit = np.lcm(sharding.batch_devices(mesh), jax.process_count())
-  batch_size = int(-(-entry.batch_size // unit) * unit)
+  evaluators.look_at(source, ops, size)
   summarize = steps.make_predict_step(
     objective,
     mesh,

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
 import input_pipeline
-from vit_jax import images, sharding, steps, trees
+from vit_jax import evaluators, images, steps, trees
 from vit_jax.evaluators import Evaluator
 from vit_jax.feed import Feed
 
@@ -92,6 +92,7 @@ def build(
   """
   del classes
   _check_entry(entry)
+  batch_size = evaluators.batch_size(entry, mesh)
   train = input_pipeline.get_source(
     entry.source or config.input.source,
     entry.train_split,
@@ -101,14 +102,11 @@ def build(
   size = images.size_of(config)
   ops = images.sized(entry.ops, size)
   for split in (train, source):
-    first = next(input_pipeline.eval_batches(split, ops, batch_size=1)[0])
-    images.check_size(first["image"], size, key="ops")
+    first = evaluators.look_at(split, ops, size)
     if first["labels"].shape[1] > 1:
       raise ValueError(
         f"{split.spec} gives an image several labels; the probe takes one."
       )
-  unit = np.lcm(sharding.batch_devices(mesh), jax.process_count())
-  batch_size = int(-(-entry.batch_size // unit) * unit)
   extract = steps.make_predict_step(
     objective,
     mesh,
@@ -291,14 +289,7 @@ def _check_entry(entry):
       "the entry has no shots, seeds and strengths: make it by "
       'common.evaluator(kind="fewshot").'
     )
-  if entry.representation not in REPRESENTATIONS:
-    raise ValueError(
-      f"representation = {entry.representation!r}; there are "
-      f"{', '.join(REPRESENTATIONS)}."
-      + trees.nearest(entry.representation, REPRESENTATIONS)
-    )
-  if entry.batch_size < 1:
-    raise ValueError(f"batch_size = {entry.batch_size}; use 1 or more.")
+  trees.check_choice("representation = ", entry.representation, REPRESENTATIONS)
   rules: tuple[tuple[str, Callable, str], ...] = (
     ("shots", lambda n: isinstance(n, int) and n > 0, "whole numbers above 0"),
     ("seeds", lambda n: isinstance(n, int) and n >= 0, "whole numbers from 0"),

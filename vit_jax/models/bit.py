@@ -24,27 +24,39 @@ PARAM_AXES = ((r"conv_head/kernel", ("fsdp", "model")),)
 
 CHOICES = {"dtype": ("float32", "bfloat16"), "remat": ("none", "full")}
 
-_UNIT = r"resnet/(block\d+/unit\d+)"
-_CONV = r"standardized_conv2d(?:_\d+)?/kernel"  # some files number them
-
-# A regex for the whole of a name in the published .npz files, and our name for
-# it. All shapes agree but that of the head's kernel, there a 1 by 1 convolution
-# (1, 1, d, c).
-PUBLISHED_NAMES = (
-  (rf"resnet/root_block/{_CONV}", r"root_block/conv_root/kernel"),
-  (rf"{_UNIT}/a/proj/{_CONV}", r"\1/conv_proj/kernel"),
+# Names in the published .npz files, and ours. All shapes agree but that of the
+# head's kernel, there a 1 by 1 convolution (1, 1, d, c).
+_NAMES = (
+  ("resnet/root_block/{conv}", "root_block/conv_root/kernel"),
+  ("resnet/{unit}/a/proj/{conv}", "{unit}/conv_proj/kernel"),
   *(
-    (rf"{_UNIT}/{letter}/{theirs}", rf"\1/{ours}")
+    (f"resnet/{{unit}}/{letter}/{theirs}", f"{{unit}}/{ours}")
     for i, letter in enumerate("abc", start=1)
     for theirs, ours in (
-      (_CONV, f"conv{i}/kernel"),
+      ("{conv}", f"conv{i}/kernel"),
       ("group_norm/gamma", f"gn{i}/scale"),
       ("group_norm/beta", f"gn{i}/bias"),
     )
   ),
-  (r"resnet/group_norm/gamma", r"norm-pre-head/scale"),
-  (r"resnet/group_norm/beta", r"norm-pre-head/bias"),
-  (r"resnet/head/conv2d/(kernel|bias)", r"conv_head/\1"),
+  ("resnet/group_norm/gamma", "norm-pre-head/scale"),
+  ("resnet/group_norm/beta", "norm-pre-head/bias"),
+  ("resnet/head/conv2d/kernel", "conv_head/kernel"),
+  ("resnet/head/conv2d/bias", "conv_head/bias"),
+)
+_AS_REGEX = {
+  "unit": r"(block\d+/unit\d+)",
+  "conv": r"standardized_conv2d(?:_\d+)?/kernel",  # Some files number them.
+}
+_AS_NAME = {"unit": r"\1", "conv": "standardized_conv2d/kernel"}
+
+# Regexes for whole names, and what becomes of them: either way.
+FROM_PUBLISHED = tuple(
+  (theirs.format(**_AS_REGEX), ours.format(**_AS_NAME))
+  for theirs, ours in _NAMES
+)
+TO_PUBLISHED = tuple(
+  (ours.format(**_AS_REGEX), theirs.format(**_AS_NAME))
+  for theirs, ours in _NAMES
 )
 
 # The variance is taken in a second pass, as when the weights were trained.

@@ -126,12 +126,7 @@ def check_image_size(size: Any, patch_size: Any) -> tuple[int, int]:
 def check_fields(model: Any) -> None:
   """Refuses field values that no ViT can have; ValueError says why."""
   for field, choices in CHOICES.items():
-    value = getattr(model, field)
-    if value not in choices:
-      raise ValueError(
-        f"{field}={value!r}; there are {', '.join(choices)}."
-        + trees.nearest(str(value), choices)
-      )
+    trees.check_choice(f"{field}=", getattr(model, field), choices)
   for field in ("width", "depth", "mlp_dim", "num_heads"):
     value = getattr(model, field)
     if not isinstance(value, int) or value < 1:

@@ -131,7 +131,7 @@ def resize_grid(
       f"A table of shape {table.shape} is not one of the grid {old} with "
       f"{prefix} rows before it, [1, {prefix + old[0] * old[1]}, d]."
     )
-  down, across = (_resizing(*sizes, method) for sizes in zip(old, new))
+  down, across = (resizing_matrix(*sizes, method) for sizes in zip(old, new))
   if tuple(old) == tuple(new):
     return table
   if np.issubdtype(table.dtype, np.integer):
@@ -195,8 +195,17 @@ def _offsets(grid):
   return (down * w + right + h * w - 1).reshape(-1)
 
 
-def _resizing(old, new, method):
-  """The matrix [new, old] that resizes one side."""
+def resizing_matrix(
+  old: int, new: int, method: str, *, antialias: bool = True
+) -> np.ndarray:
+  """Returns the matrix [new, old] that resizes one side.
+
+  Args:
+    old: places along the side.
+    new: places wanted.
+    method: as in `resize_grid`.
+    antialias: whether shrinking widens the filter.
+  """
   if method not in RESIZE_METHODS:
     raise ValueError(
       f"Unknown way to resize {method!r}; there are "
@@ -208,7 +217,7 @@ def _resizing(old, new, method):
     center, scale = np.linspace(0, old - 1, new), 1.0
   else:
     center = (np.arange(new) + 0.5) * old / new - 0.5
-    scale = max(1.0, old / new)  # Shrinking widens the filter.
+    scale = max(1.0, old / new) if antialias else 1.0
   x = np.abs(center[:, None] - np.arange(old)) / scale
   if method == "bicubic":  # Keys' kernel with a = -1/2
     near, far = (

@@ -8,8 +8,10 @@ import importlib
 import pkgutil
 from typing import Any
 
+import jax
+
 from vit_jax import trees
-from vit_jax.steps import Objective
+from vit_jax.steps import Batch, Metrics, Objective
 
 
 def build(config: Any, num_classes: int) -> Objective:
@@ -20,10 +22,24 @@ def build(config: Any, num_classes: int) -> Objective:
       of range.
   """
   kinds = [module.name for module in pkgutil.iter_modules(__path__)]
-  if config.objective not in kinds:
-    raise ValueError(
-      f"config.objective = {config.objective!r}; there are {', '.join(kinds)}."
-      + trees.nearest(config.objective, kinds)
-    )
+  trees.check_choice("config.objective = ", config.objective, kinds)
   module = importlib.import_module(f"{__name__}.{config.objective}")
   return module.build(config, num_classes)
+
+
+def metrics_of(each: jax.Array, batch: Batch) -> Metrics:
+  """Sums the losses of a batch's real examples.
+
+  Args:
+    each: [n], the loss of each example.
+    batch: its `mask` says which are real.
+
+  Returns:
+    "loss" and, where the batch tells it, "skipped": the share of images that
+    others stand in for.
+  """
+  weight = batch["mask"].sum()
+  metrics = {"loss": ((each * batch["mask"]).sum(), weight)}
+  if "skipped" in batch:
+    metrics["skipped"] = (batch["skipped"].sum(), weight)
+  return metrics

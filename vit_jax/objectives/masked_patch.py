@@ -16,6 +16,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, Key, Shaped, UInt8
 
 from vit_jax import images, models, trees
+from vit_jax.objectives import metrics_of
 from vit_jax.steps import Objective
 
 # What is predicted of a patch, and into how many cells along each side it is
@@ -107,11 +108,7 @@ def build(config: Any, num_classes: int) -> Objective:
       each = jnp.square(predictions - pixels).mean(axis=-1)
     # An image has as many corrupted patches as any other: their mean is its.
     each = each.mean(axis=1, where=corruption.corrupted)
-    weight = batch["mask"].sum()
-    metrics = {"loss": ((each * batch["mask"]).sum(), weight)}
-    if "skipped" in batch:  # The share of images that others stand in for.
-      metrics["skipped"] = (batch["skipped"].sum(), weight)
-    return metrics
+    return metrics_of(each, batch)
 
   def predict(params, batch):
     inputs = images.normalize(batch["image"], config.model.input_range)
@@ -226,11 +223,7 @@ def _check_choices(config):
     ("masked_patch.target", config.masked_patch.target, tuple(TARGETS)),
     ("model.input_range", config.model.input_range, images.INPUT_RANGES),
   ):
-    if value not in allowed:
-      raise ValueError(
-        f"config.{key} = {value!r}; there are {', '.join(allowed)}."
-        + trees.nearest(value, allowed)
-      )
+    trees.check_choice(f"config.{key} = ", value, allowed)
   for key, off in (
     ("mixup", 0.0),
     ("cutmix", 0.0),

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import images, losses, models, trees
+from vit_jax.objectives import metrics_of
 from vit_jax.steps import Objective
 
 
@@ -47,11 +48,7 @@ def build(config: Any, num_classes: int) -> Objective:
       {"params": params}, inputs, train=True, rngs={"dropout": dropout}
     )
     each = getattr(losses, config.loss)(outputs["logits"], targets)
-    weight = batch["mask"].sum()
-    metrics = {"loss": ((each * batch["mask"]).sum(), weight)}
-    if "skipped" in batch:  # The share of images that others stand in for.
-      metrics["skipped"] = (batch["skipped"].sum(), weight)
-    return metrics
+    return metrics_of(each, batch)
 
   def predict(params, batch):
     inputs = images.normalize(batch["image"], config.model.input_range)
@@ -65,11 +62,7 @@ def _check(config):
     ("loss", config.loss, losses.LOSSES),
     ("model.input_range", config.model.input_range, images.INPUT_RANGES),
   ):
-    if value not in allowed:
-      raise ValueError(
-        f"config.{key} = {value!r}; there are {', '.join(allowed)}."
-        + trees.nearest(value, allowed)
-      )
+    trees.check_choice(f"config.{key} = ", value, allowed)
   if config.model.classifier == "none":
     raise ValueError(
       'config.model.classifier = "none" gives no class to an image; there are '

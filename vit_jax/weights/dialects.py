@@ -56,32 +56,13 @@ _RENAMES = [
       r"_\d+(/.*)",
       r"MAPHead_0/\1_0\2",
     ),
-    *bit.PUBLISHED_NAMES,
+    *bit.FROM_PUBLISHED,
   )
 ]
 
 # Older Flax kept the parameters of a GroupNorm in four dimensions.
 _GROUP_NORM = re.compile(
   r"(?:.*/)?(?:gn\d+|gn_root|gn_proj|norm-pre-head|group_norm)/(?:scale|bias)"
-)
-
-# The other way round, for a ResNet: our name as a regex, and the published one.
-_STD_CONV = "standardized_conv2d/kernel"
-_BIT_NAMES = (
-  (r"root_block/conv_root/kernel", f"resnet/root_block/{_STD_CONV}"),
-  (r"(block.*)/conv_proj/kernel", rf"resnet/\1/a/proj/{_STD_CONV}"),
-  *(
-    (rf"(block.*)/{ours}", rf"resnet/\1/{letter}/{theirs}")
-    for i, letter in enumerate("abc", start=1)
-    for ours, theirs in (
-      (f"conv{i}/kernel", _STD_CONV),
-      (f"gn{i}/scale", "group_norm/gamma"),
-      (f"gn{i}/bias", "group_norm/beta"),
-    )
-  ),
-  (r"norm-pre-head/scale", "resnet/group_norm/gamma"),
-  (r"norm-pre-head/bias", "resnet/group_norm/beta"),
-  (r"conv_head/(kernel|bias)", r"resnet/head/conv2d/\1"),
 )
 
 _STACKED = re.compile(r"(.*/|)encoderblock/(.*)")
@@ -227,7 +208,7 @@ def to_published(leaves: Mapping[str, Leaf]) -> dict[str, Leaf]:
     return dict(leaves)
   published = {}
   for name, leaf in leaves.items():
-    for regex, theirs in _BIT_NAMES:
+    for regex, theirs in bit.TO_PUBLISHED:
       name = re.sub(f"^{regex}$", theirs, name)
     if name == "resnet/head/conv2d/kernel":
       leaf = leaf.then((1, 1, *leaf.shape), lambda array: array[None, None])

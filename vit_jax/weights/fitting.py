@@ -83,9 +83,9 @@ def plan(
   Raises:
     ValueError: as `weights.load`.
   """
-  _check_choice("head", head, HEADS)
-  _check_choice("resize", resize, posemb.RESIZE_METHODS)
-  _check_choice("patch", patch, PATCHES)
+  trees.check_choice("head=", head, HEADS)
+  trees.check_choice("resize=", resize, posemb.RESIZE_METHODS)
+  trees.check_choice("patch=", patch, PATCHES)
   if getattr(model, "scan", False):
     model = model.clone(scan=False)
   size = fields.pair(image_size, "image_size")
@@ -128,14 +128,6 @@ def _warn_of_gelu(stored, model):
       "one, --config.model.gelu=erf; this model has %r.",
       stored.path,
       model.gelu,
-    )
-
-
-def _check_choice(key, value, choices):
-  if value not in choices:
-    raise ValueError(
-      f"{key}={value!r}; there are {', '.join(choices)}."
-      + trees.nearest(str(value), choices)
     )
 
 

@@ -293,16 +293,10 @@ def resize_patch(kernel: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return kernel
   # B is the Kronecker product of one matrix for each side, and so is pinv(B^T).
   down, across = (
-    np.linalg.pinv(_bilinear(*sides).T) for sides in zip(kernel.shape, size)
+    np.linalg.pinv(
+      posemb.resizing_matrix(*sides, "bilinear", antialias=False).T
+    )
+    for sides in zip(kernel.shape, size)
   )
   resized = np.einsum("ah,bw,hwcd->abcd", down, across, kernel, optimize=True)
   return resized.astype(kernel.dtype)
-
-
-def _bilinear(old, new):
-  """The matrix [new, old] of a resize with half-pixel centres, no antialias.
-
-  Unlike that of positions, which antialiases when it shrinks.
-  """
-  center = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
-  return np.maximum(0, 1 - np.abs(center[:, None] - np.arange(old)))
