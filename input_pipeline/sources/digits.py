@@ -5,16 +5,13 @@ order; slices of either work.
 """
 
 import gzip
-import hashlib
 import importlib.util
 import pathlib
 
 import numpy as np
-import tensorflow as tf
 
-from input_pipeline import splits
-from input_pipeline.errors import suggest
-from input_pipeline.sources import Features, Source
+from input_pipeline import splits, tables
+from input_pipeline.sources import Source
 
 _NUM_TRAIN = 1437
 
@@ -29,29 +26,15 @@ def make(argument: str, split: str, data_dir: str) -> Source:
   images, labels = _load()
   order = splits.stratified_order(labels, [str(i) for i in range(len(labels))])
   rows_of = {"train": order[:_NUM_TRAIN], "test": order[_NUM_TRAIN:]}
-  chosen = []
-  for name, parts in splits.parse_split(split).items():
-    if name not in rows_of:
-      raise ValueError(
-        f"digits: has no split {name!r}. " + suggest(name, rows_of)
-      )
-    rows = rows_of[name]
-    chosen.append(rows[splits.take_slices(parts, len(rows))])
-  rows = np.concatenate(chosen)
-  images, labels = images[rows], labels[rows]
-  digest = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
-  image_table, label_table = tf.constant(images), tf.constant(labels[:, None])
-
-  def parse(index: tf.Tensor) -> Features:
-    return {"image": image_table[index], "labels": label_table[index]}
-
-  return Source(
+  sizes = {name: len(rows) for name, rows in rows_of.items()}
+  chosen = tables.select_rows("digits:", split, sizes)
+  rows = np.concatenate([rows_of[name][at] for name, at in chosen.items()])
+  return tables.make_source(
+    images[rows],
+    labels[rows],
     spec="digits:",
     split=split,
-    num_examples=len(rows),
     class_names=tuple("0123456789"),
-    digest=digest,
-    parse=parse,
     name_of=lambda index: f"digits: image {rows[index]} of scikit-learn's list",
   )
 
@@ -63,7 +46,7 @@ def split_names(argument: str, data_dir: str) -> tuple[str, ...]:
 
 
 def _load() -> tuple[np.ndarray, np.ndarray]:
-  """All digits: uint8 [1797, 8, 8, 3] and int32 [1797]."""
+  """All digits: uint8 [1797, 8, 8, 1] and int32 [1797]."""
   package = importlib.util.find_spec("sklearn")
   if package is None or not package.submodule_search_locations:
     raise ValueError(
@@ -82,5 +65,5 @@ def _load() -> tuple[np.ndarray, np.ndarray]:
     from sklearn import datasets
 
     pixels, labels = datasets.load_digits(return_X_y=True)
-  grey = np.rint(pixels * 255 / 16).astype(np.uint8).reshape(-1, 8, 8, 1)
-  return np.repeat(grey, 3, axis=-1), labels.astype(np.int32)
+  images = np.rint(pixels * 255 / 16).astype(np.uint8).reshape(-1, 8, 8, 1)
+  return images, labels.astype(np.int32)
