@@ -8,6 +8,10 @@ Durations are strings: "240" or "10k" (updates), "300ep" (epochs), "5%" (of the
 whole run), "1Mex" (training examples). Off is "0", 0, "" or (); never None.
 """
 
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
 from ml_collections import ConfigDict
 
 
@@ -26,6 +30,9 @@ def base() -> ConfigDict:
   config.label_smoothing = 0.0  # Share a of the target: (1 - a) y + a / c.
   config.mixup = 0.0  # Beta(a, a) of the mixing weight; 0 is off.
   config.cutmix = 0.0  # The same for pasted boxes; with both on, a coin.
+
+  config.lr_grid = ()  # Learning rates to choose from; then config.optim.lr.
+  config.lr_splits = ("train[:90%]", "train[90%:]")  # To train and to judge on.
 
   config.log_every = "50"  # Updates between two rows of metrics.jsonl.
   config.profile = ""  # "START:STOP": updates to trace for TensorBoard.
@@ -83,7 +90,7 @@ def base() -> ConfigDict:
   config.input.service = ""  # "grpc://HOST:PORT" of a tf.data service.
 
   config.optim = ConfigDict()
-  config.optim.name = "adamw"  # "adamw" | "sgd".
+  config.optim.name = "adamw"  # "adamw" | "sgd" | "adafactor".
   config.optim.lr = 1e-3
   config.optim.schedule = "cosine"  # or "linear", "rsqrt", "constant".
   config.optim.warmup = "0"  # Linear, from 0.
@@ -92,19 +99,24 @@ def base() -> ConfigDict:
   config.optim.timescale = "10k"  # Of "rsqrt".
   config.optim.weight_decay = 0.0  # Decoupled, multiplied by the learning rate.
   config.optim.decay_paths = (".*kernel",)  # The only leaves that decay.
+  config.optim.decay_multipliers = ()  # As `multipliers`, of the decay.
   config.optim.clip = 0.0  # Largest global norm of the gradient.
-  config.optim.b1 = 0.9  # Adam.
-  config.optim.b2 = 0.999
+  config.optim.sam_rho = 0.0  # Reach of sharpness-aware steps; 0 is off.
+  config.optim.b1 = 0.9  # Adam, Adafactor.
+  config.optim.b2 = 0.999  # Of Adafactor, the most its decay grows to.
   config.optim.eps = 1e-8
   config.optim.momentum = 0.9  # SGD.
   config.optim.moment_dtype = "float32"  # "bfloat16" halves the first moment.
   config.optim.multipliers = ()  # ((path regex, factor), …), first match wins.
   config.optim.freeze = ()  # Path regexes of the parameters that stay.
 
+  config.optim.zero = True  # Moments in parts over the data devices (ZeRO-1).
+
   config.mesh = ConfigDict()  # Devices along each axis; one may be -1.
   config.mesh.data = -1  # Copies of the model.
   config.mesh.fsdp = 1  # Parts of every weight, gathered when used.
   config.mesh.model = 1  # Parts of every head and MLP (tensor parallel).
+  config.mesh.dcn = 1  # Slices, each of the size that the others make.
 
   config.evals = ConfigDict()  # name -> evaluator(…)
 
@@ -133,6 +145,51 @@ def parse_arg(arg: str, *, model: str, dataset: str) -> tuple[str, str]:
   return first or model, rest or dataset
 
 
+# JFT-300M is private: these are one's own records, in a folder below
+# `input.data_dir`, or wherever --config.input.source=tfrecord:… says.
+JFT = "tfrecord:jft/train-*?classes=18291"
+# What a few-shot probe reads while pre-training.
+IMAGENET_PROBE = dict(
+  source="tfds:imagenet2012",
+  train_split="train[:65000]",
+  split="validation",
+  shots=(5, 10),
+)
+
+
+def pick(choices: Mapping[str, Any], name: str, what: str) -> Any:
+  """Returns what a name stands for.
+
+  Args:
+    choices: name -> value.
+    name: from a recipe's argument.
+    what: what it is the name of, for the error.
+
+  Raises:
+    ValueError: there is no such name; lists them, with the nearest.
+  """
+  if name in choices:
+    return choices[name]
+  near = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.4)
+  hint = f" Did you mean {near[0]!r}?" if near else ""
+  raise ValueError(
+    f"There is no {what} {name!r} here, but {', '.join(choices)}.{hint}"
+  )
+
+
+def imagenet_evals() -> dict[str, ConfigDict]:
+  """Returns entries of `config.evals` for training on ImageNet's first 99 %.
+
+  Choices are made on `minival`, the rest of the training images; `val` is for
+  the result.
+  """
+  ops = "decode|resize_small({side*8/7})|central_crop({size})"
+  return {
+    "minival": evaluator(split="train[99%:]", ops=ops, every="5%"),
+    "val": evaluator(split="validation", ops=ops, every="5%"),
+  }
+
+
 def evaluator(*, kind: str = "classification", **changes) -> ConfigDict:
   """Returns one entry of `config.evals`, locked, with `changes` made."""
   config = ConfigDict()
@@ -143,6 +200,7 @@ def evaluator(*, kind: str = "classification", **changes) -> ConfigDict:
   config.cache = ""  # As `input.cache`; what is kept serves all passes.
   config.batch_size = 512  # Global.
   config.every = "0"  # "0": only at the end of the run.
+  config.weights = ""  # "params" | "ema"; "": the averages where there are any.
   # A linear probe has keys of its own, also while it is switched off. The
   # defaults are big_vision's.
   if kind == "fewshot" or "shots" in changes:
@@ -152,6 +210,26 @@ def evaluator(*, kind: str = "classification", **changes) -> ConfigDict:
     config.seeds = (0, 1, 2)  # Draws of examples; accuracies are means.
     config.strengths = (1024.0,)  # Of the ridge; the first is the headline.
     config.representation = "pre_logits"  # | "tokens", the mean of the patches.
+  config.lock()
+  config.update(changes)
+  return config
+
+
+def vtab(**changes) -> ConfigDict:
+  """Returns what `config.vtab` has in a sweep, locked, with `changes` made.
+
+  Beside it stands `config.mode`: "finetune", or "linear" for a probe on frozen
+  features.
+  """
+  config = ConfigDict()
+  config.protocol = "paper"  # Named in results; the recipe says what it is.
+  config.preset = "bit_vit"  # | "task_adaptation": how images are prepared.
+  config.stage = "final"  # | "select": val200 alone, test stays unread.
+  config.lrs = ()  # To choose from in place of optim.lr.
+  config.totals = ()  # To choose from in place of total.
+  config.probe = "ridge"  # | "logistic", in the mode "linear".
+  config.strengths = ()  # Of the probe, to choose from; (): its usual ones.
+  config.batch_size = 512  # Global, of evaluations.
   config.lock()
   config.update(changes)
   return config

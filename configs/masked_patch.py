@@ -24,17 +24,10 @@ scratch, and most of that after 100k updates; not run here.
 
 from configs import common
 
-JFT = "tfrecord:jft/train-*?classes=18291"
-IMAGENET = dict(
-  source="tfds:imagenet2012",
-  train_split="train[:65000]",
-  split="validation",
-)
 
-
-def get_config(arg="B/16," + JFT):
+def get_config(arg="B/16," + common.JFT):
   """Returns the recipe for "MODEL,DATASET"."""
-  model, dataset = common.parse_arg(arg, model="B/16", dataset=JFT)
+  model, dataset = common.parse_arg(arg, model="B/16", dataset=common.JFT)
   source = dataset if ":" in dataset else f"tfds:{dataset}"
 
   config = common.base()
@@ -57,14 +50,12 @@ def get_config(arg="B/16," + JFT):
 
   # How good the features are on the way, by a probe on ImageNet, or on the data
   # itself where that is not JFT. Nothing trains the class token's output.
-  imagenet = source.startswith("tfrecord:") or source == IMAGENET["source"]
+  probe = common.IMAGENET_PROBE
+  if not source.startswith("tfrecord:") and source != probe["source"]:
+    probe = dict(shots=probe["shots"])
   with config.evals.unlocked():
     config.evals.fewshot = common.evaluator(
-      kind="fewshot",
-      shots=(5, 10),
-      representation="tokens",
-      every="5%",
-      **(IMAGENET if imagenet else {}),
+      kind="fewshot", representation="tokens", every="5%", **probe
     )
   config.checkpoint.every = "10k"
   return config

@@ -8,6 +8,10 @@ class DataError(ValueError):
   """A record that cannot be read or decoded; names the file and the reason."""
 
 
+class AbsentError(ValueError):
+  """Data that does not lie where it was looked for; names the places."""
+
+
 def suggest(word: str, allowed: Iterable[str], intro: str = "Allowed") -> str:
   """Ends an error message: what is allowed, and the nearest match if any.
 

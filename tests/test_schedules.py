@@ -11,7 +11,7 @@ from vit_jax import schedules
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 
 
-def make(total, **changes):
+def make(total, shorten=False, **changes):
   config = common.base().optim
   config.update(changes)
 
@@ -20,7 +20,7 @@ def make(total, **changes):
       duration, batch_size=10, num_examples=100, total=total, key=key
     )
 
-  return schedules.make_schedule(config, total, to_steps)
+  return schedules.make_schedule(config, total, to_steps, shorten=shorten)
 
 
 @pytest.mark.parametrize(
@@ -107,6 +107,16 @@ def test_rsqrt_is_smooth_at_the_end_of_warmup_and_cools_down_to_zero():
 def test_constant_with_warmup_and_cooldown():
   rate = make(100, lr=2.0, schedule="constant", warmup="10", cooldown="10")
   assert [float(rate(t)) for t in (5, 10, 90, 95, 100)] == [1, 2, 2, 1, 0]
+
+
+def test_a_rehearsal_shortens_warmup_and_cooldown(warnings):
+  rate = make(10, shorten=True, lr=1.0, schedule="rsqrt", warmup="400")
+  assert [float(rate(t)) for t in (0, 5, 10)] == [0, 0.5, 1]
+  rate = make(
+    10, shorten=True, lr=1.0, schedule="constant", warmup="60", cooldown="40"
+  )
+  assert [float(rate(t)) for t in (3, 6, 8, 10)] == [0.5, 1, 0.5, 0]
+  assert "(60) and cooldown (40) are shortened to 6 and 4" in warnings()[-1]
 
 
 def test_errors():

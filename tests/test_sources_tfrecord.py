@@ -204,7 +204,10 @@ def test_evaluation_counts_every_example_once(num_shards, tmp_path):
     ("{}/train*?classes=many", "classes=many must be a number"),
     ("{}/train*?class=2", "Unknown option 'class'.*did you mean 'classes'"),
     ("{}/tran*?classes=2", "tran.*no such files. In .*train-00000-of-00004"),
-    ("{}/no/train*?classes=2", "no/ does not exist"),
+    (
+      "{}/no/train*?classes=2&labels=who",
+      "no/ does not exist. A record .*'image' .*'who' .*0..1, .*write",
+    ),
     ("{}?classes=2&image=imag", "no feature 'imag'.*image=.*'image'"),
     ("{}?classes=2&labels=who", "'who' .*is a bytes_list.*must be a int64"),
     ("{}?classes=2&name=labels", "'labels' .*is a int64_list"),

@@ -1,5 +1,6 @@
 """Durations and learning rates, as functions of the number of updates done."""
 
+import logging
 import re
 from collections.abc import Callable
 from fractions import Fraction
@@ -10,6 +11,8 @@ import jax.numpy as jnp
 from jaxtyping import ArrayLike, Float, Int
 
 from vit_jax import trees
+
+log = logging.getLogger("vit_jax")
 
 Schedule = Callable[[Int[ArrayLike, ""]], Float[jax.Array, ""]]
 SCHEDULES = ("cosine", "linear", "rsqrt", "constant")
@@ -64,7 +67,11 @@ def to_steps(
 
 
 def make_schedule(
-  config: Any, total: int, to_steps: Callable[[str, str], int]
+  config: Any,
+  total: int,
+  to_steps: Callable[[str, str], int],
+  *,
+  shorten: bool = False,
 ) -> Schedule:
   """Builds the learning rate of a run.
 
@@ -81,6 +88,8 @@ def make_schedule(
     config: the keys lr, schedule, warmup, cooldown, end_lr and timescale.
     total: T, updates.
     to_steps: turns a duration and its key's name into updates.
+    shorten: whether to cut warm-up and cooldown, both in proportion, where they
+      are longer than the run; with a warning.
 
   Returns:
     A traceable function: updates done, int [] -> learning rate, float32 [].
@@ -92,6 +101,18 @@ def make_schedule(
   warmup = to_steps(config.warmup, "config.optim.warmup")
   cooldown = to_steps(config.cooldown, "config.optim.cooldown")
   timescale = to_steps(config.timescale, "config.optim.timescale")
+  if warmup + cooldown > total and shorten:
+    asked = warmup, cooldown
+    warmup = total * warmup // (warmup + cooldown)
+    cooldown = total - warmup if cooldown else 0
+    log.warning(
+      "A rehearsal of %d updates: warm-up (%d) and cooldown (%d) are shortened "
+      "to %d and %d.",
+      total,
+      *asked,
+      warmup,
+      cooldown,
+    )
   if warmup + cooldown > total:
     raise ValueError(
       f"config.optim.warmup ({warmup} updates) and cooldown ({cooldown}) do "

@@ -70,8 +70,8 @@ def get_source(spec: str, split: str, data_dir: str = "") -> Source:
   """Opens a data set.
 
   Args:
-    spec: "digits:", "fake:SIZE,CLASSES,N", "folder:PATH", "tfds:NAME" or
-      "tfrecord:GLOB"; the files of this folder say more.
+    spec: "digits:", "fake:SIZE,CLASSES,N", "folder:PATH", "idx:DIR",
+      "tfds:NAME" or "tfrecord:GLOB"; the files of this folder say more.
     split: a split name, a slice `train[:90%]`, or a sum of slices.
     data_dir: where relative paths of the spec start, and where data sets of
       `tfds:` lie.

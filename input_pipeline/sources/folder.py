@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from input_pipeline import splits
-from input_pipeline.errors import suggest
+from input_pipeline.errors import AbsentError, suggest
 from input_pipeline.sources import Features, Source, absolute
 
 _IMAGES = frozenset(("bmp", "gif", "jpeg", "jpg", "png", "webp"))
@@ -96,7 +96,7 @@ def _root(argument: str, data_dir: str) -> str:
 def _layout(root: str, wanted: list[str]) -> tuple[list[str], dict[str, str]]:
   """Class names, and for each split asked for its folder below the root."""
   if not _gfile.isdir(root):
-    raise ValueError(f"{root} is not a folder. {_neighbours(root)}")
+    raise AbsentError(f"{root} is not a folder. {_neighbours(root)}")
   folders = _folders(root)
   if not folders:
     kinds = collections.Counter(_extension(name) for name in _listdir(root))

@@ -33,13 +33,18 @@ import numpy as np
 import tensorflow as tf
 
 from input_pipeline import records
-from input_pipeline.errors import suggest
+from input_pipeline.errors import AbsentError, suggest
 from input_pipeline.records import Pieces
 from input_pipeline.sources import Features, Source, parse_options
 
 _OPTIONS = {"image": "image", "labels": "", "name": "", "classes": ""}
 _LABELS = ("label", "labels", "objects/label")
 _NAMES = ("file_name", "filename", "image/filename")
+# `tfds build` does the same, but starts only where apache-beam is installed.
+_PREPARE = (
+  'python -c "import tensorflow_datasets as tfds; '
+  "tfds.builder('%s', data_dir='%s').download_and_prepare()\""
+)
 _gfile = tf.io.gfile
 
 
@@ -122,13 +127,13 @@ def _find(wanted: str, root: str) -> str:
   exact = version if version and "*" not in version else ""
   what = "/".join(filter(None, (name, config))) + (exact and f":{exact}")
   there = [n for n in _listdir(root) if n != "downloads"]
-  raise ValueError(
+  raise AbsentError(
     f"tfds:{wanted} is not prepared. Searched: {folder}/"
     f"{version or 'VERSION'} (versions there: {', '.join(found) or 'none'}; "
     f"data sets in {root}: {', '.join(there) or 'none'}). Nothing is "
     "downloaded by itself; to prepare it, where there is a network, type:\n  "
-    f"tfds build {what} --data_dir={root}\nand for data that has to be "
-    "downloaded by hand, with --manual_dir=FOLDER, where it lies."
+    f"{_PREPARE % (what, root)}\nWhat has to be downloaded by hand has to lie "
+    f"in {root}/downloads/manual before."
   )
 
 

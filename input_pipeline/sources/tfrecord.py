@@ -39,7 +39,7 @@ from typing import Any
 import tensorflow as tf
 
 from input_pipeline import records, splits
-from input_pipeline.errors import suggest
+from input_pipeline.errors import AbsentError, suggest
 from input_pipeline.sources import (
   Features,
   Source,
@@ -65,7 +65,7 @@ def make(argument: str, split: str, data_dir: str) -> Source:
   path = absolute(path, data_dir)
   folder, pattern = _split_glob(path)
   index = _read_index(folder)
-  counts = _counts(folder, pattern, index)
+  counts = _counts(folder, pattern, index, options)
   class_names = _class_names(path, index, options["classes"])
   chosen = {key: options[key] for key in _FEATURES if options[key]}
   features = {**_FEATURES, **index["features"], **chosen}
@@ -89,12 +89,12 @@ def make(argument: str, split: str, data_dir: str) -> Source:
 
 def split_names(argument: str, data_dir: str) -> tuple[str, ...]:
   """Splits of the index that have a file which the glob names."""
-  path, _ = parse_options(argument, _OPTIONS)
+  path, options = parse_options(argument, _OPTIONS)
   folder, pattern = _split_glob(absolute(path, data_dir))
   index = _read_index(folder)
   if not index["splits"]:
     return ("train",)
-  names = _counts(folder, pattern, index)
+  names = _counts(folder, pattern, index, options)
   held = {
     files: split  # Of two names for the same files, the first will do.
     for split, files in reversed(index["splits"].items())
@@ -165,7 +165,10 @@ def _read_index(folder: str) -> dict[str, Any]:
 
 
 def _counts(
-  folder: str, pattern: str, index: Mapping[str, Any]
+  folder: str,
+  pattern: str,
+  index: Mapping[str, Any],
+  options: Mapping[str, str],
 ) -> dict[str, int]:
   """Records in each file that the glob names, by path below the folder."""
   path = folder + pattern
@@ -183,8 +186,27 @@ def _counts(
     found = []
   names = sorted((n for n in found if not _OTHERS.search(n)), key=os.fsencode)
   if not names:
-    raise ValueError(f"{path}: there are no such files. {_neighbours(folder)}")
+    raise AbsentError(
+      f"{path}: there are no such files. {_neighbours(folder)} "
+      f"{_expected(options)}"
+    )
   return _count(folder, names)
+
+
+def _expected(options: Mapping[str, str]) -> str:
+  """What records would have to look like, for those who have none yet."""
+  number = options["classes"]
+  last = str(int(number) - 1) if number.isdecimal() else "C-1"
+  image, labels = (
+    options[key] or _FEATURES[key] for key in ("image", "labels")
+  )
+  return (
+    f"A record is a tf.train.Example with the features {image!r} (bytes: the "
+    f"image file as it is) and {labels!r} (int64: its classes, one or several "
+    f"of 0..{last}, or none); ?image=NAME&labels=NAME says other names. "
+    "python -m input_pipeline.write FOLDER OUT makes such files of a folder of "
+    "images."
+  )
 
 
 def _count(folder: str, names: list[str]) -> dict[str, int]:

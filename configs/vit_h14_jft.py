@@ -1,0 +1,28 @@
+"""ViT-H/14 on JFT-300M, 14 epochs, for a TPU pod (the paper's Table 2).
+
+  python -m vit_jax.main --config=configs/vit_h14_jft.py \
+    --config.input.source='tfrecord:gs://BUCKET/jft/train-*?classes=18291' \
+    --workdir=gs://BUCKET/runs/h14
+
+The records are one's own, in the format of `configs/pretrain.py`, and any
+number of classes. A rehearsal without data, on eight devices of any kind:
+
+  python -m vit_jax.main --config=configs/vit_h14_jft.py \
+    --config.input.source=fake:32,10,4096 --config.image_size=32 \
+    --config.model.name=mu/4 --config.input.batch_size=64 --config.total=200 \
+    --config.mesh.fsdp=2 --workdir=runs/rehearsal
+
+The paper: 88.55 % on ImageNet once fine-tuned, 2.5k TPUv3-core-days; not run
+here.
+"""
+
+from configs import pretrain
+
+
+def get_config():
+  """Returns the recipe."""
+  config = pretrain.get_config("H/14,jft")
+  config.model.dtype = config.optim.moment_dtype = "bfloat16"
+  config.model.scan, config.model.remat = True, "full"
+  config.mesh.data = -1  # 4096 images over 512 cores: 8 on each, weights whole.
+  return config
