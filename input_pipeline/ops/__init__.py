@@ -9,6 +9,7 @@ depends on the example and on the op's place in the string, and nothing else.
 import ast
 import importlib
 import inspect
+import itertools
 import pkgutil
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -103,6 +104,25 @@ def parse_ops(text: str) -> Callable[[Features], Features]:
 
   apply.text = text  # type: ignore[attr-defined]  # for errors to quote
   return apply
+
+
+def divide(text: str) -> tuple[str, str]:
+  """Cuts an op string before its first random op.
+
+  Returns:
+    The ops that give the same every time, and the others; either may be "".
+
+  Raises:
+    ValueError: as `parse_ops`.
+  """
+  nodes = _sections(text)
+  fixed = list(
+    itertools.takewhile(
+      lambda node: not OPS[_build(node, text)[0]].random, nodes
+    )
+  )
+  parts = [ast.unparse(node) for node in nodes]
+  return "|".join(parts[: len(fixed)]), "|".join(parts[len(fixed) :])
 
 
 def _check_features(name: str, features: Features, text: str) -> None:
