@@ -14,12 +14,13 @@ WORKERS ?= 2
 
 RUN := .venv/bin/python
 
-.PHONY: help quickstart test test-all lint format bench lock clean
+.PHONY: help quickstart test test-all test-tpu lint format bench lock clean
 
 help:
 	@echo 'make quickstart   train a small ViT on handwritten digits'
 	@echo 'make test         the tests, without the slow ones'
 	@echo 'make test-all     all tests'
+	@echo 'make test-tpu     plans by the TPU compiler, which this installs'
 	@echo 'make lint         format, lint, types and import order, checked only'
 	@echo 'make format       format and fix what can be fixed'
 	@echo 'make bench        images per second of the train step and the input'
@@ -38,6 +39,12 @@ test: .venv/.ready
 
 test-all: .venv/.ready
 	$(RUN) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+# Needs no TPU.  With libtpu installed JAX looks for one in every start; where
+# there is none, JAX_PLATFORMS=cpu spares it the search.
+test-tpu: .venv/.ready
+	$(RUN) -m pip install -q 'jax[tpu]'
+	$(RUN) -m pytest tests/tpu_plan.py $(ARGS)
 
 lint: .venv/.ready
 	$(RUN) -m ruff format --check .

@@ -13,14 +13,20 @@ from ml_collections import config_flags
 
 import configs
 import input_pipeline
-from configs import common
+from configs import common, fashion
 from tests.conftest import tiny_config
 from vit_jax import build, evaluators, images, sharding, steps
 
 ROOT = pathlib.Path(__file__).parent.parent
 # Recipes and what may stand behind their colon.
 RECIPES = {
+  "augreg": (
+    "",
+    "S/16,imagenet2012",
+    "B/32,imagenet21k,aug=light2,drop=0.1,wd=0.03,epochs=30",
+  ),
   "digits": ("",),
+  "fashion": ("",),
   "finetune": (
     "",
     "R50+L/16,imagenet2012",
@@ -29,17 +35,42 @@ RECIPES = {
     "R50x1,folder:PATH",
     "L/16,fake:32,10,100",
   ),
+  "plain_s16": ("", "300"),
+  "pretrain": (
+    "",
+    "L/16,jft",
+    "H/14,imagenet21k",
+    "R50+B/16,jft",
+    "R50x1,jft",
+  ),
+  "sam": ("",),
+  "scaling_vit": ("", "G/14"),
+  "vit_h14_jft": ("",),
+  "vit_l16_jft": ("",),
   "masked_patch": ("", "R50+B/16,imagenet2012", "mu/4,fake:32,10,100"),
+  "vtab": ("", "H/14,augreg", "R50x1,lightweight", "L/16,linear"),
 }
 # Classes and training examples of data that is not here.
 SIZES = {
+  fashion.FASHION: (10, 60_000),
+  "": (397, 800),  # Of VTAB's tasks, which bring their own.
   "tfds:imagenet2012": (1000, 1_281_167),
   "tfds:cifar10": (10, 50_000),
   "tfds:oxford_iiit_pet": (37, 3680),
   "tfds:oxford_flowers102": (102, 1020),
   "folder:PATH": (5, 1000),
   "tfrecord:jft/train-*?classes=18291": (18_291, 303_000_000),
+  "tfrecord:jft3b/train-*?classes=29593": (29_593, 3_000_000_000),
+  "tfrecord:imagenet21k/train-*?classes=21843": (21_843, 14_000_000),
 }
+
+
+def size_of_data(config):
+  """Returns the classes and training examples of a recipe's data."""
+  if config.input.source in SIZES:
+    return SIZES[config.input.source]
+  source = input_pipeline.get_source(config.input.source, config.input.split)
+  return source.num_classes, source.num_examples
 
 
 def leaves(config, prefix=""):
@@ -86,11 +117,7 @@ def test_every_recipe_builds_without_memory(name, arg):
   config = module.get_config(arg) if arg else module.get_config()
   assert config.is_locked
   assert "python -m vit_jax" in module.__doc__
-  if config.input.source in SIZES:
-    num_classes, num_examples = SIZES[config.input.source]
-  else:
-    source = input_pipeline.get_source(config.input.source, config.input.split)
-    num_classes, num_examples = source.num_classes, source.num_examples
+  num_classes, num_examples = size_of_data(config)
   # Blocks are alike: two of them tell as much as 32, in less time.
   with config.unlocked():
     config.model.depth = 0 if config.model.name.count("x") else 2
@@ -260,6 +287,9 @@ def evaluated(config, entry):
 
 # What shows elsewhere than in numbers and places, and the test that sees it.
 ELSEWHERE = {
+  "lr_grid": "test_lr_grid.py: the best rate trains on all",
+  "lr_splits": "test_lr_grid.py: the best rate trains on all",
+  "evals.test.weights": "test_train.py: average is saved and evaluated",
   "log_every": "test_train.py: rows",
   "profile": "test_report.py: profiler window",
   "resume_from": "test_train.py: resume_from",
@@ -334,7 +364,9 @@ CHANGED = {
   "optim.timescale": "5",
   "optim.weight_decay": 0.2,
   "optim.decay_paths": ("head/kernel",),
+  "optim.decay_multipliers": (("head/kernel", 3.0),),
   "optim.clip": 0.5,
+  "optim.sam_rho": 0.05,
   "optim.b1": 0.8,
   "optim.b2": 0.8,
   "optim.eps": 1e-3,
@@ -342,9 +374,11 @@ CHANGED = {
   "optim.moment_dtype": "bfloat16",
   "optim.multipliers": (("head/.*", 0.5),),
   "optim.freeze": ("head/.*",),
+  "optim.zero": False,
   "mesh.data": 4,
   "mesh.fsdp": 2,
   "mesh.model": 2,
+  "mesh.dcn": 2,
   "evals.test.kind": "",
   "evals.test.source": "fake:16,3,9",
   "evals.test.split": "other",
@@ -362,7 +396,9 @@ BESIDE = {
   "optim.end_lr": {"optim.schedule": "linear"},
   "optim.timescale": {"optim.schedule": "rsqrt"},
   "optim.momentum": {"optim.name": "sgd"},
+  "optim.zero": {"model.width": 512},  # Small leaves are never split.
   "mesh.data": {"mesh.fsdp": 2},
+  "mesh.dcn": {"mesh.data": 8},
   "model.stem_blocks": {"model.stem_width": 0.5},
   "model.stochastic_depth": {"model.depth": 2},
   "accumulate": {"mesh.data": 1, "mesh.model": 8, "model.num_heads": 8},
@@ -387,7 +423,7 @@ def test_every_key_has_an_effect():
     beside = BESIDE.get(key, {})
     base = of(beside)
     # With fsdp 2, data 4 is what -1 means: what changes is that it is checked.
-    if key == "mesh.data":
+    if key in ("mesh.data", "mesh.dcn"):
       with pytest.raises(ValueError, match="does not make 8 devices"):
         of({key: 8} | beside)
       continue

@@ -16,7 +16,9 @@ from vit_jax.feed import Feed
 
 @pytest.fixture(scope="module")
 def mesh():
-  return sharding.make_mesh(ConfigDict({"data": -1, "fsdp": 2, "model": 1}))
+  return sharding.make_mesh(
+    ConfigDict({"data": -1, "fsdp": 2, "model": 1, "dcn": 1})
+  )
 
 
 def numbered(count, seen=None):

@@ -407,7 +407,9 @@ def test_mesh_shapes_give_the_same_logits(fields):
   params = init(model, images)
   logits = run(model, params, images)["logits"]
   for shape in ((8, 1, 1), (1, 8, 1), (2, 2, 2)):
-    mesh = sharding.make_mesh(ConfigDict(dict(zip(sharding.AXES, shape))))
+    mesh = sharding.make_mesh(
+      ConfigDict({**dict(zip(sharding.AXES, shape)), "dcn": 1})
+    )
     placed = jax.device_put(
       params, sharding.tree_shardings(params, mesh, models.PARAM_AXES)
     )
@@ -426,6 +428,17 @@ def test_own_derivatives_are_autodiffs():
     ours, theirs = (jax.vjp(f, x) for f in (own, reference))
     np.testing.assert_allclose(ours[0], theirs[0], atol=1e-6)
     np.testing.assert_allclose(ours[1](g)[0], theirs[1](g)[0], atol=1e-6)
+
+
+def test_attention_has_the_derivatives_of_its_formula():
+  def formula(logits, values):
+    return jnp.einsum("nkql,nlkd->nqkd", jax.nn.softmax(logits), values)
+
+  x, v, g = 3 * noise(2, 3, 4, 5), noise(2, 5, 3, 6), noise(2, 4, 3, 6, seed=1)
+  ours, theirs = (jax.vjp(f, x, v) for f in (blocks.attend, formula))
+  np.testing.assert_allclose(ours[0], theirs[0], atol=1e-6)
+  for our, their in zip(ours[1](g), theirs[1](g)):
+    np.testing.assert_allclose(our, their, atol=1e-5)
 
 
 def test_remat_keeps_less():

@@ -160,8 +160,8 @@ def test_missing_data_is_said_at_once(data_dir, offline, monkeypatch):
   for words in (
     f"{data_dir}/eurosat/rgb/2.0.0",
     f"data sets in {data_dir}: fast, toy",
-    f"tfds build eurosat/rgb:2.0.0 --data_dir={data_dir}",
-    "--manual_dir=FOLDER",
+    f"tfds.builder('eurosat/rgb:2.0.0', data_dir='{data_dir}').download_and_",
+    f"{data_dir}/downloads/manual",
   ):
     assert words in str(error.value)
   with pytest.raises(ValueError, match=r"versions there: 1\.2\.0"):

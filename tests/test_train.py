@@ -14,7 +14,7 @@ import pytest
 import input_pipeline
 from configs import common
 from tests.conftest import tiny_config
-from vit_jax import checkpoints, launch, sharding, steps, train, trees
+from vit_jax import checkpoints, evaluate, launch, sharding, steps, train, trees
 
 
 def rows(workdir):
@@ -287,6 +287,8 @@ def test_a_relative_workdir_stays_where_the_user_was(tmp_path, monkeypatch):
 
 def test_average_is_saved_and_evaluated(tmp_path):
   config = tiny_config(total="2", ema=0.5)
+  with config.evals.unlocked():
+    config.evals.plain = common.evaluator(batch_size=16, weights="params")
   state = train.run(config, str(tmp_path))
   assert (tmp_path / "checkpoints" / "2" / "ema").exists()
   restored = checkpoints.restore_item(
@@ -299,6 +301,25 @@ def test_average_is_saved_and_evaluated(tmp_path):
   )
   for path, leaf in trees.flatten(restored).items():
     np.testing.assert_array_equal(leaf, trees.flatten(state.ema)[path])
+  # Averages are what is judged, and the parameters themselves where asked for.
+  values = json.loads((tmp_path / "summary.json").read_text())["final"]
+  losses = {name: values[f"{name}/loss"]["value"] for name in config.evals}
+  assert losses["test"] != losses["plain"]
+  for weights in ("ema", "params"):
+    with config.unlocked():
+      config.evals.plain.weights = weights
+    again = evaluate.run(config, str(tmp_path))
+    name = "test" if weights == "ema" else "plain"
+    assert again["test/loss"] == losses["test"]
+    assert again["plain/loss"] == losses[name]
+  assert evaluate.run(config, str(tmp_path), weights="params") == (
+    again
+    | {
+      name.replace("plain", "test"): value
+      for name, value in again.items()
+      if name.startswith("plain")
+    }
+  )
 
 
 @pytest.mark.parametrize(
@@ -309,6 +330,8 @@ def test_average_is_saved_and_evaluated(tmp_path):
     ({"image_size": (3.5,)}, r"config.image_size = \(3.5,\)"),
     ({"input.batch_size": 12}, "12 does not divide by 8.*Use 8 or 16"),
     ({"input.source": "fakes:16,3,40"}, "fakes.*fake:"),
+    ({"evals.test.weights": "ema"}, "test.weights = 'ema'.*config.ema = 0"),
+    ({"evals.test.weights": "emma"}, "test.weights = .*'emma'.*ema"),
     ({"input.ops": "decode|resise({size})"}, "resise.*resize"),
     ({"input.ops": "decode|value_range(-1,1)"}, "config.model.input_range"),
     ({"input.ops": "decode|onehot(3)"}, "onehot.*config.loss"),

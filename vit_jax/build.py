@@ -59,11 +59,24 @@ def durations(config: Any, num_examples: int) -> Callable[[str, str], int]:
   return to_steps
 
 
+def is_rehearsal(config: Any) -> bool:
+  """Says whether a run trains on made-up images, to try a recipe out.
+
+  Recipes are rehearsed as they are, on machines without their data, for a short
+  while: such a run does without evaluators whose data is not here, and shortens
+  a warm-up that is longer than itself. On real data both are refused.
+  """
+  return config.input.source.startswith("fake:")
+
+
 def schedule(config: Any, num_examples: int) -> tuple[schedules.Schedule, int]:
   """Returns the learning rate of a run and the run's length in updates."""
   to_steps = durations(config, num_examples)
   total = to_steps("100%", "config.total")
-  return schedules.make_schedule(config.optim, total, to_steps), total
+  rate = schedules.make_schedule(
+    config.optim, total, to_steps, shorten=is_rehearsal(config)
+  )
+  return rate, total
 
 
 def inference(
@@ -85,7 +98,9 @@ def inference(
   objective = objectives.build(config, num_classes)
   params = jax.eval_shape(objective.init, jax.random.key(0))
   sharding.check_model(params, mesh, models.PARAM_AXES)
-  return objective, _placed(params, mesh)
+  sharding.check_spread(params, mesh, models.PARAM_AXES)
+  where = sharding.tree_shardings(params, mesh, models.PARAM_AXES)
+  return objective, _placed(params, where)
 
 
 def parts(
@@ -108,7 +123,8 @@ def parts(
   objective, params = inference(config, mesh, num_classes=num_classes)
   rate, total = schedule(config, num_examples)
   tx = optim.make_optimizer(config.optim, params, rate)
-  state = _placed(steps.abstract_state(objective, tx, ema=config.ema), mesh)
+  state = steps.abstract_state(objective, tx, ema=config.ema)
+  state = _placed(state, _shardings(config, state, params))
   jax.eval_shape(tx.update, state.params, state.opt_state, state.params)
   shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
   return Parts(objective, total, rate, tx, state, shardings)
@@ -147,14 +163,35 @@ def check_input_range(stored: weights.Stored, config: Any) -> None:
     )
 
 
-def _placed(abstract, mesh):
-  """Gives each abstract leaf the sharding that the model's rules say."""
+def _shardings(config, state, params):
+  """Says where each leaf of a state lies, given placed parameters."""
+  where = jax.tree.map(lambda leaf: leaf.sharding, params)
+  moments = _gradient_shardings(config, params) or where
+  whole: Any = sharding.replicated(jax.tree.leaves(where)[0].mesh)
+  return steps.TrainState(
+    step=whole,
+    params=where,
+    opt_state=sharding.moment_shardings(state.opt_state, params, moments),
+    ema=where if state.ema else {},
+  )
+
+
+def _gradient_shardings(config, params):
+  """Says in which parts an update is computed; None: as the parameters lie."""
+  if not config.optim.zero:
+    return None
+  where = jax.tree.map(lambda leaf: leaf.sharding, params)
+  return sharding.spread_over_data(params, where)
+
+
+def _placed(abstract, shardings):
+  """Gives each abstract leaf its sharding."""
   return jax.tree.map(
     lambda leaf, where: jax.ShapeDtypeStruct(
       leaf.shape, leaf.dtype, sharding=where
     ),
     abstract,
-    sharding.tree_shardings(abstract, mesh, models.PARAM_AXES),
+    shardings,
   )
 
 
@@ -169,4 +206,6 @@ def train_step(config: Any, mesh: Mesh, parts: Parts) -> Callable:
     seed=config.seed,
     accumulate=config.accumulate,
     ema=config.ema,
+    ascent=optim.make_ascent(config.optim, parts.state.params),
+    spread=_gradient_shardings(config, parts.state.params),
   )

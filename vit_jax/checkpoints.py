@@ -19,7 +19,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers as policies
 
-from vit_jax import launch, report, trees
+from vit_jax import files, hosts, launch, report, trees
 from vit_jax.guard import Meta
 from vit_jax.steps import TrainState
 
@@ -51,18 +51,24 @@ class Checkpoints:
       raise ValueError(f"config.checkpoint.keep = {keep}; use 1 or more.")
     self._directory = epath.Path(directory)
     self._best = best
-    self._scores = {
-      step: step_score(read_meta(path), best)
-      for step, path in _sort_out(self._directory)[0].items()
-    }
+    self._scores = dict(
+      hosts.from_first(
+        "scores",
+        lambda: [
+          (step, step_score(read_meta(path), best))
+          for step, path in _sort_out(self._directory)[0].items()
+        ],
+      )
+    )
     rules = [policies.LatestN(keep), _KeepBest(self._scores)]
     if keep_every:
       rules.append(policies.EveryNSteps(keep_every))
-    self._manager = ocp.CheckpointManager(
+    self._manager = _Manager(
       directory,
       options=ocp.CheckpointManagerOptions(
         preservation_policy=policies.AnyPreservationPolicy(rules),
         cleanup_tmp_directories=True,
+        temporary_path_class=_commit_by(self._directory),
       ),
     )
 
@@ -81,8 +87,9 @@ class Checkpoints:
     if step in self._manager.all_steps():
       # Resumed here, so the state is the same; its evaluation may be news.
       self.wait()  # A branch's first save may still be on its way.
-      path = _meta_path(self._directory / str(step))
-      report.write_atomically(path, json.dumps(meta))
+      if hosts.first():
+        path = _meta_path(self._directory / str(step))
+        files.write(path, json.dumps(meta))
       return
     items = {name: getattr(state, name) for name in _ARRAYS}
     arrays = {
@@ -103,6 +110,25 @@ class Checkpoints:
 
   def __exit__(self, *_) -> None:
     self._manager.close()
+
+
+class _Manager(ocp.CheckpointManager):
+  """Orbax's own, but for asking whether the machine is to be taken away.
+
+  The loop asks, once for each poll by its number; a second one who asks under
+  other numbers could make the processes miss the poll at which all stop.
+  """
+
+  def reached_preemption(self, step: int) -> bool:
+    del step
+    return False
+
+
+def _commit_by(path):
+  """How Orbax is to mark a directory complete; None is by its name."""
+  if files.is_remote(path):
+    return ocp.path.atomicity.CommitFileTemporaryPath
+  return None
 
 
 class _KeepBest(policies.PreservationPolicy):
@@ -152,7 +178,9 @@ def _sort_out(directory):
 
 def _is_complete(path):
   """Whether Orbax finished this step: its own mark, and a readable meta."""
-  if not ocp.utils.is_checkpoint_finalized(path):
+  if not ocp.utils.is_checkpoint_finalized(
+    path, temporary_path_cls=_commit_by(path)
+  ):
     return False
   try:
     read_meta(path)
@@ -319,22 +347,34 @@ def restore_latest(
     directory that cannot be read is renamed, never deleted, with a warning.
 
   Raises:
-    ValueError: `check` refuses; the tree is another one; none can be read.
+    ValueError: `check` refuses; the tree is another one; none can be read, or
+      one only by some of the processes.
   """
-  complete, unreadable = _sort_out(epath.Path(directory))
+  complete, unreadable = _seen_by_first(epath.Path(directory))
   reasons = {path: "not a complete checkpoint" for path in unreadable}
   found = None
-  for path in complete.values():
+  for path in complete:
     meta = read_meta(path)
     check(meta)
+    reason = ""
     try:
       found = restore(path, abstract), meta
-      break
     except Misfit:
       raise
     except Exception as error:  # Storage fails in all kinds of ways.
-      reasons[path] = str(error).splitlines()[0]
-  # An empty directory holds nothing to lose; anything else might be repaired.
+      reason = (str(error) or type(error).__name__).splitlines()[0]
+    answers = hosts.gather(f"whether {path} can be read", reason)
+    if not any(answers):
+      break
+    found, reasons[path] = None, next(filter(None, answers))
+    if not all(answers):
+      index = answers.index(reasons[path])
+      raise ValueError(
+        f"{path} cannot be read by {hosts.name(index)}, but by others: "
+        f"{reasons[path]}"
+      )
+  # An empty directory holds nothing to lose, nor does a save cut short;
+  # anything else might be repaired.
   if not found and (complete or any(map(_has_files, unreadable))):
     raise ValueError(
       "None of these checkpoints can be read:\n  "
@@ -342,13 +382,43 @@ def restore_latest(
     )
   # Only now: with no older step to go on from, nothing may be touched.
   for path, reason in reasons.items():
-    log.warning("Ignoring %s: %s.", path, reason)
-    if path.name.isdecimal():  # The run will want to save this step again.
-      names = (f"{path.name}{_ASIDE}{n or ''}" for n in itertools.count())
-      free = (path.parent / name for name in names)
-      path.rename(next(other for other in free if not other.exists()))
+    if hosts.first():
+      log.warning("Ignoring %s: %s.", path, reason)
+      # The run will want to save this step again.
+      if path.name.isdecimal() and not _is_orbaxs(path):
+        names = (f"{path.name}{_ASIDE}{n or ''}" for n in itertools.count())
+        free = (path.parent / name for name in names)
+        files.move_tree(path, next(x for x in free if not x.exists()))
+  hosts.barrier("the checkpoints")
   return found
 
 
+def _seen_by_first(directory):
+  """The paths of `_sort_out`, as process 0 sees them."""
+
+  def look():
+    complete, incomplete = _sort_out(directory)
+    return (
+      [path.name for path in complete.values()],
+      [path.name for path in incomplete],
+    )
+
+  return (
+    [directory / name for name in names]
+    for names in hosts.from_first("the checkpoints", look)
+  )
+
+
+def _is_orbaxs(path):
+  """Whether Orbax itself clears a directory away: a save cut short.
+
+  In a bucket it has the name of its step from the start.
+  """
+  commit_by = _commit_by(path)
+  return commit_by is not None and ocp.utils.is_tmp_checkpoint(
+    path, temporary_path_cls=commit_by
+  )
+
+
 def _has_files(path):
-  return path.name.isdecimal() and any(path.iterdir())
+  return path.name.isdecimal() and any(path.iterdir()) and not _is_orbaxs(path)

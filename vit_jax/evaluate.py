@@ -8,6 +8,7 @@ Where all evaluators read features alone, as few-shot probes do, it may have any
 head, or none.
 """
 
+import functools
 import json
 import os
 from typing import Any
@@ -20,6 +21,7 @@ from vit_jax import (
   build,
   checkpoints,
   evaluators,
+  hosts,
   images,
   launch,
   models,
@@ -37,7 +39,8 @@ def run(
     config: its model, evals and mesh are used; see `configs/common.py`.
     checkpoint: a workdir, its checkpoints, or one step's directory; or a file.
     step: of a run: "latest", "best" or a number.
-    weights: of a run: "params" or "ema"; "" is ema where the run kept it.
+    weights: of a run: "params" or "ema"; "" is what each evaluator's key says
+      and else ema where the run kept it.
 
   Returns:
     "NAME/top1" and so on -> value.
@@ -66,31 +69,39 @@ def run(
   evals = evaluators.build_all(
     config, classes=classes, objective=objective, mesh=mesh, params=abstract
   )
-  if as_trained:
-    params = checkpoints.restore_weights(path, abstract, weights)
-  else:
+
+  @functools.cache
+  def load(weights):
+    if as_trained:
+      return checkpoints.restore_weights(path, abstract, weights)
     params = storage.load(
       stored.path,
       models.from_config(config.model, len(classes)),
       images.size_of(config),
       weights=weights,
     )
-    params = jax.tree.map(
+    return jax.tree.map(
       lambda leaf, like: sharding.place(leaf, like.sharding), params, abstract
     )
+
   return {
     f"{name}/{key}": value
     for name, evaluate in evals.items()
-    for key, value in (evaluate(params, lambda: False) or {}).items()
+    for key, value in (
+      evaluate(load(weights or config.evals[name].weights), lambda: False) or {}
+    ).items()
   }
 
 
 def _main(config, checkpoint, step, weights):
   with launch.refusal():
     values = run(config, checkpoint, step=step, weights=weights)
-  print(json.dumps(values))
+  if hosts.first():
+    print(json.dumps(values))
 
 
 if __name__ == "__main__":
   FLAGS = (launch.config_flag(), *launch.checkpoint_flags())
-  launch.start(lambda _: _main(*(flag.value for flag in FLAGS)))
+  launch.start(
+    lambda _: _main(*(flag.value for flag in FLAGS)), many_hosts=True
+  )

@@ -64,7 +64,7 @@ def check(saved: Meta, current: Meta, *, allow: bool) -> None:
   old, new = _flat(saved["guard"]), _flat(current["guard"])
   # A value that older checkpoints do not have yet was then at its default.
   new = {key: value for key, value in new.items() if key in old}
-  changed = _changes(old, new)
+  changed = changes(old, new)
   if changed and not allow:
     raise ValueError(
       "This run was started with other values, so it cannot go on exactly:\n  "
@@ -79,12 +79,14 @@ def check(saved: Meta, current: Meta, *, allow: bool) -> None:
 
 def log_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
   """Says which values of a run's config are others now."""
-  changes = _changes(_flat(old), _flat(new))
-  if changes:
-    log.info("Changed in the config:\n  %s", "\n  ".join(changes))
+  differences = changes(old, new)
+  if differences:
+    log.info("Changed in the config:\n  %s", "\n  ".join(differences))
 
 
-def _changes(old, new):
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+  """Returns "KEY: was X, is Y" for all that differs in two nested dicts."""
+  old, new = _flat(old), _flat(new)
   return [
     f"{key}: was {old.get(key)!r}, is {new.get(key)!r}"
     for key in sorted(old.keys() | new.keys())

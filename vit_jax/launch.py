@@ -1,15 +1,20 @@
 """How every command starts and ends: flags, logging, signals, exit status.
 
 Exit status: 0 done, or nothing left to do; 2 refused (config, data, guard);
-3 a loss or a gradient that is not finite; 143 saved after SIGTERM.
+3 a loss or a gradient that is not finite; 75 another process of the run is
+gone; 143 saved after SIGTERM. Of several processes all end with the same one.
 """
 
 import contextlib
+import importlib
+import itertools
 import logging
 import os
-import pathlib
+import secrets
 import signal
 import sys
+import time
+import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,13 +25,17 @@ import tensorflow as tf
 from absl import app, flags
 from absl import logging as absl_logging
 from etils import epath
+from jax.experimental import multihost_utils
 from ml_collections import config_flags
 
 import input_pipeline
+from vit_jax import files, hosts
 
 REFUSED, NOT_FINITE, TERMINATED = 2, 3, 143
 
 log = logging.getLogger("vit_jax")
+
+_polls = itertools.count(1)  # How often all processes have asked to stop.
 
 
 class Refused(ValueError):
@@ -47,21 +56,33 @@ def refusal() -> Iterator[None]:
 
 
 class Terminator:
-  """Latches SIGTERM while a run is in its block, instead of dying of it."""
+  """Latches SIGTERM while a run is in its block, instead of dying of it.
+
+  Where there are several processes JAX latches the signal that any of them
+  gets, and names the poll at which all of them are to stop: the same one, as
+  all poll equally often.
+  """
 
   def __enter__(self) -> "Terminator":
     self._came = False
-    self._previous = signal.signal(signal.SIGTERM, self._handle)
+    if not hosts.several():
+      self._previous = signal.signal(signal.SIGTERM, self._handle)
     return self
 
   def __exit__(self, *_) -> None:
-    signal.signal(signal.SIGTERM, self._previous)
+    if not hosts.several():
+      signal.signal(signal.SIGTERM, self._previous)
 
   def _handle(self, number: int, frame: types.FrameType | None) -> None:
     self._came = True
 
   def came(self) -> bool:
-    """Whether SIGTERM has come; once true, always true."""
+    """Whether SIGTERM has come; once true, always true.
+
+    With several processes every one must call it at the same places.
+    """
+    if hosts.several() and not self._came:
+      self._came = multihost_utils.reached_preemption_sync_point(next(_polls))
     return self._came
 
 
@@ -85,13 +106,19 @@ def checkpoint_flags() -> tuple[flags.FlagHolder, ...]:
   )
 
 
-def start(command: Callable[[list[str]], Any], *, words: str = "") -> None:
+def start(
+  command: Callable[[list[str]], Any],
+  *,
+  words: str = "",
+  many_hosts: bool = False,
+) -> None:
   """Runs `command(words)` as the program and exits with its status.
 
   Args:
     command: takes the words that stand beside the flags. Its own flags are
       defined before, by absl.
     words: what these words are ("IMAGE …"); "" where there may be none.
+    many_hosts: it can share its work with processes on other hosts.
   """
 
   cache = flags.DEFINE_string(
@@ -103,6 +130,8 @@ def start(command: Callable[[list[str]], Any], *, words: str = "") -> None:
     'Where compiled programs are kept for the next start; "" keeps none.',
   )
 
+  joining = _host_flags() if many_hosts else ()
+
   def main(argv):
     if "config" in flags.FLAGS and flags.FLAGS["config"].value is None:
       raise Refused("Say what to run: --config=configs/digits.py")
@@ -112,23 +141,85 @@ def start(command: Callable[[list[str]], Any], *, words: str = "") -> None:
         if words
         else f"Unexpected {argv[1]!r}: flags are written --name=value."
       )
+    _set_up_logging()
+    if many_hosts:
+      with refusal():
+        hosts.connect(*(flag.value for flag in joining))
+      _set_up_logging()  # Who this process is, is known only now.
     _set_up(cache.value)
     command(argv[1:])
+    hosts.leave()
 
   app.run(lambda argv: _exit_status(lambda: main(argv)), flags_parser=_parse)
+
+
+def _host_flags():
+  return (
+    flags.DEFINE_string(
+      "coordinator_address", "", "HOST:PORT of process 0, where it listens."
+    ),
+    flags.DEFINE_integer("num_processes", 0, "Processes of the run."),
+    flags.DEFINE_integer("process_id", -1, "Number of this process, from 0."),
+    flags.DEFINE_boolean(
+      "detect_processes",
+      True,
+      "Ask Cloud TPU, GKE, Slurm or MPI for the other processes.",
+    ),
+  )
 
 
 def make_workdir(workdir: str) -> epath.Path:
   """Makes a workdir; a relative one lies under where the user is now.
 
   Raises:
-    ValueError: none given.
+    ValueError: none given; a bucket that cannot be written to; the processes of
+      the run do not share it.
   """
   if not workdir:
     raise ValueError("Say where the run lives: --workdir=runs/name")
   path = absolute(workdir)
-  path.mkdir(parents=True, exist_ok=True)
+  try:
+    if str(path).startswith("gs://"):
+      # Orbax would look for them in the middle of the first save.
+      for package in ("storage", "storage_control_v2"):
+        importlib.import_module(f"google.cloud.{package}")
+    path.mkdir(parents=True, exist_ok=True)
+  except ImportError as error:
+    raise ValueError(
+      f"--workdir={path}: checkpoints in a bucket need two packages more: "
+      f"pip install 'vit-jax[gcs]' ({error})"
+    ) from error
+  except tf.errors.OpError as error:
+    raise ValueError(f"--workdir={path}: {error.message}") from error
+  _check_shared(path)
   return path
+
+
+def _check_shared(path):
+  """Lets process 0 write a word that all must find."""
+  if not hosts.several():
+    return
+  mark = files.join(path, ".shared")
+
+  def write():
+    word = secrets.token_hex(8)
+    files.write(mark, word)
+    return [str(path), word]
+
+  theirs, word = hosts.from_first("the workdir", write)
+  for _ in range(10):  # Network disks may be a few seconds behind.
+    if files.read(mark) == word:
+      break
+    time.sleep(1)
+  else:
+    raise ValueError(
+      f"The workdir is not shared: what {hosts.name(0)} wrote in {theirs} is "
+      f"not in {path} of {hosts.name()}. All processes need one directory: "
+      "--workdir=gs://BUCKET/NAME, or a network disk."
+    )
+  hosts.barrier("the workdir")
+  if hosts.first():
+    files.remove(mark)
 
 
 def absolute(path: str) -> epath.Path:
@@ -145,10 +236,20 @@ def _exit_status(main):
   except FloatingPointError as error:
     _fail(NOT_FINITE, error)
   except Terminated as error:
+    hosts.leave()  # All processes come here together.
     _fail(TERMINATED, error)
+  except (Exception, KeyboardInterrupt) as error:
+    if not hosts.several():
+      raise
+    traceback.print_exc()
+    if isinstance(error, jax.errors.JaxRuntimeError):
+      hosts.suspect()
+    _fail(1, f"{type(error).__name__}: {error}")
 
 
 def _fail(status, error):
+  if hosts.several():
+    hosts.stop(status, f"{error}")
   print(f"{error}", file=sys.stderr, flush=True)
   sys.exit(status)
 
@@ -166,20 +267,25 @@ def _parse(argv):
     _fail(REFUSED, error)
 
 
-def _set_up(cache):
+def _set_up_logging():
   debug = flags.FLAGS.verbosity > 0  # --verbosity=1 shows where it refused.
   if not debug:
     absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax warns of too much.
+  level = logging.INFO if hosts.first() else logging.WARNING
+  who = "" if hosts.first() else f"{hosts.name()}: "
   handler = logging.StreamHandler()
-  handler.setFormatter(logging.Formatter("%(message)s"))
+  handler.setFormatter(logging.Formatter(f"{who}%(message)s"))
   for ours in (log, logging.getLogger("input_pipeline")):
     ours.handlers, ours.propagate = [handler], False
-    ours.setLevel(logging.DEBUG if debug else logging.INFO)
+    ours.setLevel(logging.DEBUG if debug else level)
+
+
+def _set_up(cache):
   tf.config.set_visible_devices([], "GPU")  # They are JAX's.
   if not cache:
     return
   try:
-    pathlib.Path(cache).mkdir(parents=True, exist_ok=True)
+    absolute(cache).mkdir(parents=True, exist_ok=True)
   except OSError as error:
     log.warning("Compiled programs are not kept: %s", error)
     return

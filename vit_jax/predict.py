@@ -57,7 +57,9 @@ def run(
       f"{config.objective!r}): fine-tune it first, by config.init_from."
     )
   classes = meta["guard"]["class_names"]
-  mesh = sharding.make_mesh(ConfigDict({"data": -1, "fsdp": 1, "model": 1}))
+  mesh = sharding.make_mesh(
+    ConfigDict({"data": -1, "fsdp": 1, "model": 1, "dcn": 1})
+  )
   objective, abstract = build.inference(config, mesh, num_classes=len(classes))
   params = checkpoints.restore_weights(where, abstract, weights)
   probabilities = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}

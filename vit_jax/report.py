@@ -3,15 +3,16 @@
 Row s of `metrics.jsonl` says what was true after s updates: the loss of batch
 s - 1, the learning rate that made the update, and the evaluations of step s. A
 row is on disk before the checkpoint of its step, so a resumed run writes the
-very rows of an uninterrupted one. Only process 0 writes.
+very rows of an uninterrupted one. Only process 0 writes and prints.
 """
 
 import contextlib
 import datetime
 import json
 import math
-import os
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -21,11 +22,19 @@ from clu import metric_writers
 from etils import epath
 from rich import progress as bars
 
+from vit_jax import files, hosts
+
 Row = dict[str, Any]
+
+_OFTEN = 30.0  # Seconds; a bucket takes a file only as a whole, so not oftener.
+
+write_atomically = files.write
 
 
 class Metrics:
   """The metrics of a workdir: `metrics.jsonl` and TensorBoard events.
+
+  A context manager; all rows are on disk when it is left.
 
   Attributes:
     final: evaluation value -> {"value", "step"} of the newest.
@@ -34,17 +43,25 @@ class Metrics:
 
   def __init__(self, workdir: epath.PathLike, start: int):
     """Opens the files at step `start` and cuts the rows of a lost future."""
-    self._path = epath.Path(workdir) / "metrics.jsonl"
-    self._active = jax.process_index() == 0
+    self._path = files.join(workdir, "metrics.jsonl")
+    self._remote = files.is_remote(self._path)
+    self._active = hosts.first()
     self._last: Row = {"step": -1}
     self.final: dict[str, Row] = {}
     self.best: dict[str, Row] = {}
-    rows = [row for row in _read(self._path) if row["step"] <= start]
-    for row in rows:
-      self._note(row)
+    self._lines: list[str] = []  # Of a file in a bucket, as it is to be.
+    self._written = time.monotonic()
     if self._active:
-      _rewrite(self._path, rows)
+      rows = [row for row in _read(self._path) if row["step"] <= start]
+      for row in rows:
+        self._note(row)
+      self._lines = [_line(row) for row in rows]
+      files.write(self._path, "".join(self._lines))
       self._events = metric_writers.SummaryWriter(str(workdir))
+    # What is evaluated again depends on it, so all must see the same.
+    self._last, self.final, self.best = hosts.from_first(
+      "metrics.jsonl", lambda: (self._last, self.final, self.best)
+    )
 
   def at(self, step: int) -> Row:
     """Returns the values that the newest row has, if it is `step`'s."""
@@ -56,12 +73,18 @@ class Metrics:
     self._note({"step": step} | joined | values)
     if not self._active:
       return
-    if joined:
-      _rewrite(self._path, [*_read(self._path)[:-1], self._last])
-    else:
-      with self._path.open("a") as file:
-        file.write(json.dumps(self._last) + "\n")
     self._events.write_scalars(step, values)
+    if self._remote:
+      self._lines[len(self._lines) - bool(joined) :] = [_line(self._last)]
+      if time.monotonic() - self._written > _OFTEN:
+        self.sync()
+      return
+    if joined:
+      rows = [*_read(self._path)[:-1], self._last]
+      files.write(self._path, "".join(map(_line, rows)))
+    else:
+      with open(self._path, "a") as file:
+        file.write(_line(self._last))
     self._events.flush()
 
   def _note(self, row):
@@ -74,11 +97,23 @@ class Metrics:
       if score(name, value) > score(name, best["value"]):
         self.best[name] = self.final[name]
 
+  def __enter__(self) -> "Metrics":
+    return self
+
+  def __exit__(self, *_) -> None:
+    self.sync()
+
   def sync(self) -> None:
     """Makes sure that the rows outlive the machine, as a checkpoint does."""
-    if self._active:
-      with self._path.open("a") as file:
-        _sync(file)
+    if not self._active:
+      return
+    if self._remote:
+      files.write(self._path, "".join(self._lines))
+      self._events.flush()
+      self._written = time.monotonic()
+    else:
+      with open(self._path, "a") as file:
+        files.sync(file)
 
 
 def score(name: str, value: float) -> float:
@@ -94,7 +129,7 @@ def score(name: str, value: float) -> float:
 
 def _read(path):
   rows = []
-  for line in path.read_text().splitlines() if path.exists() else ():
+  for line in files.read(path).splitlines():
     try:
       rows.append(json.loads(line))
     except json.JSONDecodeError:
@@ -102,24 +137,8 @@ def _read(path):
   return rows
 
 
-def _rewrite(path, rows):
-  # Through another name, so that a kill leaves the old file or the new one.
-  write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows))
-
-
-def write_atomically(path: epath.Path, text: str) -> None:
-  """Writes a text file that is never seen half-written."""
-  other = path.parent / (path.name + ".tmp")
-  with other.open("w") as file:
-    file.write(text)
-    _sync(file)
-  other.replace(path)
-
-
-def _sync(file):
-  file.flush()
-  with contextlib.suppress(OSError, AttributeError):  # Buckets have no need.
-    os.fsync(file.fileno())
+def _line(row):
+  return json.dumps(row) + "\n"
 
 
 class Progress:
@@ -139,7 +158,7 @@ class Progress:
     self._rate = 0.0
     self._accuracy = ""
     self._bar = None
-    if sys.stdout.isatty() and jax.process_index() == 0:
+    if sys.stdout.isatty() and hosts.first():
       self._bar = bars.Progress(
         bars.BarColumn(bar_width=24), bars.TextColumn("{task.description}")
       )
@@ -190,7 +209,7 @@ class Progress:
 
   def line(self, loss: float) -> None:
     """Prints the state as a line, where there is no bar."""
-    if not self._bar and jax.process_index() == 0:
+    if not self._bar and hosts.first():
       print(self._text(loss), flush=True)
 
   def _text(self, loss):
@@ -205,7 +224,10 @@ class Progress:
 
 
 class Profiler:
-  """Traces the updates START:STOP of a run for TensorBoard's profiler."""
+  """Traces the updates START:STOP of a run for TensorBoard's profiler.
+
+  Process 0 traces its own devices; the others do the same work.
+  """
 
   def __init__(self, window: str, workdir: epath.PathLike):
     """Takes `config.profile`; "" is off.
@@ -223,23 +245,29 @@ class Profiler:
           f'config.profile = {window!r}: write "START:STOP", the updates to '
           'trace, such as "100:105"; "" is off.'
         )
-      self._window = range(int(start), int(stop))
+      self._window = range(int(start), int(stop)) if hosts.first() else range(0)
     self._workdir = str(workdir)
-    self._tracing = False
+    self._directory = ""  # Where the trace is written, while there is one.
 
   def before(self, step: int) -> None:
     """Starts or stops the trace, as update `step` is about to be made."""
-    if step in self._window and not self._tracing:
-      jax.profiler.start_trace(self._workdir)
-      self._tracing = True
-    elif step not in self._window and self._tracing:
+    if step in self._window and not self._directory:
+      # The profiler writes to disks only.
+      remote = files.is_remote(self._workdir)
+      self._directory = tempfile.mkdtemp() if remote else self._workdir
+      jax.profiler.start_trace(self._directory)
+    elif step not in self._window:
       self.close()
 
   def close(self) -> None:
     """Ends a trace that is still open."""
-    if self._tracing:
-      jax.profiler.stop_trace()
-      self._tracing = False
+    if not self._directory:
+      return
+    jax.profiler.stop_trace()
+    if self._directory != self._workdir:
+      files.copy_tree(self._directory, self._workdir)
+      shutil.rmtree(self._directory)
+    self._directory = ""
 
   def __enter__(self) -> "Profiler":
     return self
@@ -249,7 +277,7 @@ class Profiler:
 
 
 def finish(
-  workdir: epath.Path, total: int, metrics: Metrics, seconds: float
+  workdir: epath.PathLike, total: int, metrics: Metrics, seconds: float
 ) -> None:
   """Writes summary.json, and says what came out and what to type next.
 
@@ -259,7 +287,7 @@ def finish(
     metrics: of the run.
     seconds: that this start took.
   """
-  if jax.process_index() != 0:
+  if not hosts.first():
     return
   summary = {
     "status": "done",
@@ -268,8 +296,8 @@ def finish(
     "best": metrics.best,
     "wall_seconds": round(seconds, 1),
   }
-  write_atomically(
-    workdir / "summary.json", json.dumps(summary, indent=2) + "\n"
+  files.write(
+    files.join(workdir, "summary.json"), json.dumps(summary, indent=2) + "\n"
   )
   print(f"\nDone: {total} updates; this start took {seconds:.0f} s.")
   for name, final in metrics.final.items():

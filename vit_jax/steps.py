@@ -130,6 +130,8 @@ def make_train_step(
   seed: int,
   accumulate: int = 1,
   ema: float = 0.0,
+  ascent: Callable[[Any], Any] | None = None,
+  spread: Any = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
   """Builds the jitted update; the state passed in is donated.
 
@@ -143,24 +145,38 @@ def make_train_step(
     accumulate: cuts the batch into so many parts, one after the other, whose
       gradients add up to the whole batch's: less memory, the same update.
     ema: decay of the averaged parameters, ema <- ema d + params (1 - d).
+    ascent: from `optim.make_ascent`: the gradient -> what to add to the
+      parameters before the gradient that makes the update is taken.
+    spread: shardings of the gradients, where each device is to compute only its
+      part of the update (`sharding.spread_over_data`).
 
   Returns:
     step(state, batch) -> (state, metrics). The metrics are the loss of this
     batch under the state that came in, the learning rate that made the update
-    (`lr`) and the gradient's global norm (`grad_norm`).
+    (`lr`) and the global norm of the gradient that made it (`grad_norm`).
   """
 
   def loss(params, batch, key):
-    metrics = objective.loss(params, batch, key)
+    with sharding.activations_on(mesh):
+      metrics = objective.loss(params, batch, key)
     return metrics["loss"][0], metrics
 
   def mean_loss(params, batch, key):
     total, metrics = loss(params, batch, key)
     return total / metrics["loss"][1], metrics
 
+  def gradient(function, params, batch, key):
+    grads, metrics = jax.grad(function, has_aux=True)(params, batch, key)
+    if spread is not None:
+      # Whole first, and then in parts: the sums over the devices are scattered,
+      # while the products that make them stay in one piece.
+      grads = jax.lax.with_sharding_constraint(grads, shardings.params)
+      grads = jax.lax.with_sharding_constraint(grads, spread)
+    return grads, metrics
+
   def gradients(params, batch, key):
     if accumulate == 1:
-      return jax.grad(mean_loss, has_aux=True)(params, batch, key)
+      return gradient(mean_loss, params, batch, key)
     # Every accumulate-th example, so that each device cuts its own rows; sums,
     # so that parts with unlike padding add up exactly.
     parts = jax.tree.map(
@@ -169,9 +185,7 @@ def make_train_step(
     keys = jax.random.split(key, accumulate)
 
     def add_part(total, part):
-      return jax.tree.map(
-        jnp.add, total, jax.grad(loss, has_aux=True)(params, *part)
-      ), None
+      return jax.tree.map(jnp.add, total, gradient(loss, params, *part)), None
 
     shapes = jax.eval_shape(
       jax.grad(loss, has_aux=True),
@@ -180,12 +194,18 @@ def make_train_step(
       key,
     )
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    if spread is not None:
+      zeros = jax.lax.with_sharding_constraint(zeros[0], spread), zeros[1]
     grads, metrics = jax.lax.scan(add_part, zeros, (parts, keys))[0]
     return jax.tree.map(lambda g: g / metrics["loss"][1], grads), metrics
 
   def step(state, batch):
     key = jax.random.fold_in(stream(seed, "step"), state.step)
     grads, metrics = gradients(state.params, batch, key)
+    if ascent:
+      # With the same key: dropout and mixup are the same function of params.
+      nearby = optax.apply_updates(state.params, ascent(grads))
+      grads, _ = gradients(nearby, batch, key)
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     one = jnp.ones(())
@@ -227,7 +247,9 @@ def make_predict_step(
   """
 
   def predict(params, batch):
-    return then(objective.predict(params, batch), batch)
+    with sharding.activations_on(mesh):
+      outputs = objective.predict(params, batch)
+    return then(outputs, batch)
 
   return jax.jit(
     predict,

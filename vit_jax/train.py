@@ -22,7 +22,9 @@ from vit_jax import (
   checkpoints,
   evaluators,
   feed,
+  files,
   guard,
+  hosts,
   images,
   launch,
   report,
@@ -82,9 +84,12 @@ def run(config: Any, workdir: str) -> steps.TrainState | None:
   with launch.Terminator() as terminator:
     with launch.refusal():
       path = launch.make_workdir(workdir)
-      if (path / "summary.json").exists():
+      hosts.agree("the config", guard.as_json(config), guard.changes)
+      summary = files.join(path, "summary.json")
+      if hosts.from_first("summary.json", lambda: files.exists(summary)):
         guard.log_changes(
-          json.loads((path / "config.json").read_text()), guard.as_json(config)
+          json.loads(files.read(files.join(path, "config.json"))),
+          guard.as_json(config),
         )
         log.info(
           "%s is finished: see summary.json there. (Without that file the run "
@@ -98,7 +103,13 @@ def run(config: Any, workdir: str) -> steps.TrainState | None:
     progress = report.Progress(
       step, prepared.parts.total, config.input.batch_size
     )
-    with prepared.saver, prepared.batches, progress, prepared.profiler:
+    with (
+      prepared.saver,
+      prepared.batches,
+      metrics,
+      progress,
+      prepared.profiler,
+    ):
       state = loop(config, prepared, metrics, progress, terminator)
   report.finish(
     path, prepared.parts.total, metrics, time.perf_counter() - began
@@ -116,7 +127,13 @@ def prepare(config: Any, workdir: epath.Path) -> Run:
   source = input_pipeline.get_source(
     config.input.source, config.input.split, config.input.data_dir
   )
+  hosts.agree(
+    "the training data",
+    guard.describe(config, source, 0)["guard"],
+    guard.changes,
+  )
   mesh = sharding.make_mesh(config.mesh)
+  _log_shares(config, mesh)
   parts = build.parts(
     config,
     mesh,
@@ -139,6 +156,7 @@ def prepare(config: Any, workdir: epath.Path) -> Run:
       objective=parts.objective,
       mesh=mesh,
       params=parts.state.params,
+      rehearsal=build.is_rehearsal(config),
     ).items()
   }
   _check_best(config.checkpoint.best, evaluators.value_names(config))
@@ -198,9 +216,9 @@ def prepare(config: Any, workdir: epath.Path) -> Run:
   if branches:
     # From here on this run stands by itself, whatever becomes of the other.
     saver.save(state, meta | {"step": step, "values": {}})
-  if jax.process_index() == 0:
-    report.write_atomically(
-      workdir / "config.json",
+  if hosts.first():
+    files.write(
+      files.join(workdir, "config.json"),
       json.dumps(guard.as_json(config), indent=2) + "\n",
     )
   return Run(
@@ -262,7 +280,7 @@ def loop(
       with progress.aside():
         for name in evaluate:
           values = run.evals[name][0](
-            state.ema or state.params, terminator.came
+            evaluators.weights_of(config.evals[name], state), terminator.came
           )
           if values is None:
             break
@@ -286,11 +304,30 @@ def loop(
       break
     batch = next(run.batches)
     run.profiler.before(step)
-    state, sums = train_step(state, batch)
+    with jax.profiler.StepTraceAnnotation("train", step_num=step):
+      state, sums = train_step(state, batch)
     settle()  # The previous update's, while this one runs.
     pending = (step + 1, sums)
   run.saver.wait()
   return state
+
+
+def _log_shares(config, mesh):
+  """Says how a batch is split, where that is not plain to see."""
+  if not hosts.several():
+    return
+  processes, size = jax.process_count(), config.input.batch_size
+  log.info(
+    "%d processes, %d devices (%s), mesh %s. Batch %d: %d images from each "
+    "process, %g for each device along data and fsdp.",
+    processes,
+    mesh.size,
+    mesh.devices.flat[0].device_kind,
+    " x ".join(f"{axis}={mesh.shape[axis]}" for axis in mesh.axis_names),
+    size,
+    size // processes,
+    size / sharding.batch_devices(mesh),
+  )
 
 
 def _due(step, every):

@@ -7,6 +7,7 @@ checkpoint.
 """
 
 import importlib
+import logging
 import pkgutil
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 import input_pipeline
-from vit_jax import images, sharding, steps, trees
+from vit_jax import guard, hosts, images, sharding, steps, trees
+
+log = logging.getLogger("vit_jax")
 
 # (params, stop) -> name -> value; None when `stop()` turned true half-way.
 Evaluator = Callable[[Any, Callable[[], bool]], dict[str, float] | None]
@@ -38,6 +41,13 @@ def need_head(config: Any) -> bool:
     getattr(_module(name, entry), "READS_HEAD", True)
     for name, entry in config.evals.items()
     if entry.kind
+  )
+
+
+def weights_of(entry: Any, state: steps.TrainState) -> Any:
+  """Returns what an entry of `config.evals` judges: averages or parameters."""
+  return (
+    state.params if entry.weights == "params" else state.ema or state.params
   )
 
 
@@ -74,6 +84,22 @@ def look_at(
   return first
 
 
+def _absent(entry, config, name):
+  """Says, in a rehearsal on made-up images, that real ones are not here."""
+  reason = ""
+  try:
+    input_pipeline.get_source(
+      entry.source or config.input.source, entry.split, config.input.data_dir
+    )
+  except input_pipeline.AbsentError as error:
+    reason = str(error)
+    log.warning(
+      "config.evals.%s is left out of this rehearsal: %s", name, reason
+    )
+  hosts.agree("the data", {"here": not reason}, guard.changes)
+  return bool(reason)
+
+
 def _values(values, entry):
   return values(entry) if callable(values) else values
 
@@ -91,6 +117,7 @@ def build_all(
   objective: steps.Objective,
   mesh: Mesh,
   params: Any,
+  rehearsal: bool = False,
 ) -> dict[str, Evaluator]:
   """Builds all evaluators that `config.evals` switches on.
 
@@ -100,6 +127,8 @@ def build_all(
     objective: gives the predictions.
     mesh: from `sharding.make_mesh`.
     params: abstract parameters that carry their shardings.
+    rehearsal: whether to do without evaluators whose data is not here; each is
+      a warning.
 
   Raises:
     ValueError: an unknown kind, or what an evaluator refuses, with its name.
@@ -110,9 +139,30 @@ def build_all(
     if not entry.kind:
       continue
     module = _module(name, entry)
+    trees.check_choice(
+      f"config.evals.{name}.weights = ", entry.weights, ("", "params", "ema")
+    )
+    if entry.weights == "ema" and not config.ema:
+      raise ValueError(
+        f"config.evals.{name}.weights = 'ema', but config.ema = 0 keeps no "
+        "averages."
+      )
     try:
+      if rehearsal and _absent(entry, config, name):
+        continue
       source = input_pipeline.get_source(
         entry.source or config.input.source, entry.split, config.input.data_dir
+      )
+      # Of other data one process would come to another number of batches, and
+      # the rest would wait for it.
+      hosts.agree(
+        "the data",
+        {
+          "num_examples": source.num_examples,
+          "class_names": list(source.class_names),
+          "digest": source.digest,
+        },
+        guard.changes,
       )
       built[name] = module.build(
         entry,

@@ -1,9 +1,9 @@
 """The transformer's encoder block, and how stacked blocks are stored.
 
-`softmax` and `gelu` are the usual functions with derivatives of their own: the
-same mathematics, less to write to memory and to read back. Products keep the
-image and token axes apart: merging them is faster on CPUs, but costs the TPU,
-whose tiles do not divide 197 tokens, a copy at every layer.
+`softmax`, `attend` and `gelu_tanh` are the usual functions with derivatives of
+their own: the same mathematics, less to write to memory and to read back.
+Products keep the image and token axes apart: merging them is faster on CPUs,
+but costs the TPU, whose tiles do not divide 197 tokens, a copy at every layer.
 """
 
 import functools
@@ -36,6 +36,38 @@ def _(primals, tangents):
   y = softmax(*primals)
   p, t = y.astype(jnp.float32), tangents[0].astype(jnp.float32)
   return y, (p * (t - (p * t).sum(-1, keepdims=True))).astype(y.dtype)
+
+
+@jax.custom_vjp
+def attend(
+  logits: Float[Array, "n k q l"], values: Float[Array, "n l k d"]
+) -> Float[Array, "n q k d"]:
+  """Sums the values, weighed by the softmax of the logits.
+
+  What the softmax's derivative sums over the keys is taken from the result,
+  which is smaller than the weights, and the weights' gradient becomes the
+  logits' where it is made, in one pass.
+  """
+  return _attend(logits, values)[0]
+
+
+def _attend(logits, values):
+  weights = softmax(logits)
+  y = jnp.einsum("nkql,nlkd->nqkd", weights, values)
+  return y, (weights, values, y)
+
+
+def _attend_vjp(kept, g):
+  weights, values, y = kept
+  # sum_l w dw = sum_d y dy, as y is what the weights make of the values.
+  common = (g.astype(jnp.float32) * y.astype(jnp.float32)).sum(-1)
+  to_weights = jnp.einsum("nqkd,nlkd->nkql", g, values).astype(jnp.float32)
+  to_logits = to_weights - common.swapaxes(1, 2)[..., None]
+  to_logits = (weights.astype(jnp.float32) * to_logits).astype(weights.dtype)
+  return to_logits, jnp.einsum("nkql,nqkd->nlkd", weights, g)
+
+
+attend.defvjp(_attend, _attend_vjp)
 
 
 @jax.custom_vjp
@@ -104,11 +136,13 @@ class Attention(nn.Module):
       shape = (2 * self.relative - 1, head[1])
       table = self.param("relative_embedding", posemb.init, shape)
       logits = logits + posemb.relative_logits(table, q, self.relative)
-    weights = softmax(logits)
     if self.is_mutable_collection("intermediates"):
-      self.sow("intermediates", "attention_weights", weights)
-    weights = nn.Dropout(self.dropout)(weights, deterministic=not train)
-    y = jnp.einsum("nkql,nlkd->nqkd", weights, v)  # [n, l, k, d / k]
+      self.sow("intermediates", "attention_weights", softmax(logits))
+    if self.dropout and train:
+      weights = nn.Dropout(self.dropout)(softmax(logits), deterministic=False)
+      y = jnp.einsum("nkql,nlkd->nqkd", weights, v)  # [n, l, k, d / k]
+    else:
+      y = attend(logits, v)
     return dense(width, axis=(-2, -1), name="out")(y)
 
 

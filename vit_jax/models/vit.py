@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from vit_jax import sharding
 from vit_jax.models import bit, resnet
 from vit_jax.models.blocks import Block, MapHead, layer_norm, stack_blocks
 from vit_jax.models.fields import check_fields, check_image_size, pair
@@ -97,6 +98,7 @@ class Encoder(nn.Module):
       else:
         shared = table
     x = nn.Dropout(self.dropout)(x, deterministic=not train)
+    x = sharding.by_example(x)
     block = {**self.block, "positions": own}
     run = self._scanned if self.scan else self._unrolled
     x = run(block, x, shared, train)
@@ -123,6 +125,7 @@ class Encoder(nn.Module):
     for i, drop in enumerate(self._drop_rates()):
       layer = self._block_class()(**block, name=f"encoderblock_{i}")
       x = layer(x if shared is None else x + shared, train, drop)
+      x = sharding.by_example(x)
     return x
 
   def _scanned(self, block, x, shared, train):
@@ -138,7 +141,8 @@ class Encoder(nn.Module):
       return unrolled(self, block, x, shared, train)
 
     def body(layer, x, drop):
-      return layer(x if shared is None else x + shared, train, drop), None
+      x = layer(x if shared is None else x + shared, train, drop)
+      return sharding.by_example(x), None
 
     scan = nn.scan(
       body,
