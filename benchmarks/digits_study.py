@@ -33,7 +33,7 @@ from vit_jax import train, weights
 
 _WORKDIR = flags.DEFINE_string("workdir", "runs/study", "Where runs are kept.")
 _PLOTS = flags.DEFINE_string("plots", "", "Folder for plots; none if empty.")
-_SEEDS = flags.DEFINE_integer("seeds", 3, "Runs of each setting.")
+_SEEDS = flags.DEFINE_integer("seeds", 3, "Runs of each setting.", 1)
 _TOTAL = flags.DEFINE_string("total", "450", "Length of each, as config.total.")
 _ONLY = flags.DEFINE_list("only", [], "Questions; all of them if empty.")
 

@@ -71,11 +71,15 @@ def get_config(arg="B/16,imagenet21k"):
     common.pick(setting, key, "option")
     setting[key] = value
   ops, mixup = common.pick(AUGMENTATIONS, setting["aug"], "augmentation")
-  rate = common.pick({"0.0": 0.0, "0.1": 0.1}, setting["drop"], "drop")
+  rate = common.pick(
+    {"0.0": 0.0, "0": 0.0, "0.1": 0.1}, setting["drop"], "drop"
+  )
   decay = common.pick({"0.1": 0.1, "0.03": 0.03}, setting["wd"], "wd")
 
+  lengths = {"300": "300ep"} if imagenet else {"300": "300ep", "30": "30ep"}
+
   config = common.base()
-  config.total = setting["epochs"] + "ep"
+  config.total = common.pick(lengths, setting["epochs"], "number of epochs")
   config.image_size = (224,)
   # As in big_vision; the paper does not say.
   config.loss = "sigmoid"

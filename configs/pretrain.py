@@ -95,9 +95,9 @@ def get_config(arg="B/16,imagenet2012"):
     config.model.representation_size = WIDTHS.get(variant, 0)
     config.model.dropout = 0.0 if dataset == "jft" else 0.1
   if imagenet:
-    # The paper does not state a loss. Softmax is that of its published code;
-    # its authors' later answers, scenic and big_vision have a sigmoid here as
-    # well: --config.loss=sigmoid --config.model.head_bias=-10 (or -6.9).
+    # The paper does not state a loss. Softmax is that of its published code,
+    # which fine-tunes. Its authors' later answers, scenic and big_vision have
+    # a sigmoid: --config.loss=sigmoid --config.model.head_bias=-10 (or -6.9).
     config.loss = "softmax"
   else:
     # Stated in "Scaling Vision Transformers" (section 3.3) and, with the bias,
@@ -123,8 +123,8 @@ def get_config(arg="B/16,imagenet2012"):
   config.optim.schedule = "cosine" if imagenet else "linear"
   if not imagenet:
     config.optim.end_lr = 1e-5  # By the authors, as above; big_vision has 0.
-  # Times the learning rate, and on matrices only: that is big_vision's rule, as
-  # the paper does not say.
+  # Times the learning rate: by AugReg's footnote on the same code. On kernels
+  # only: big_vision's rule. The paper states neither.
   config.optim.weight_decay = {
     "jft": 0.1,
     "imagenet21k": 0.03,
@@ -134,11 +134,7 @@ def get_config(arg="B/16,imagenet2012"):
 
   with config.evals.unlocked():
     if imagenet:
-      config.evals.val = common.evaluator(
-        split="validation",
-        ops="decode|resize_small({side*8/7})|central_crop({size})",
-        every="5%",
-      )
+      config.evals.val = common.imagenet_evals()["val"]
     else:
       config.evals.fewshot = common.evaluator(
         kind="fewshot", every="5%", **common.IMAGENET_PROBE

@@ -31,6 +31,7 @@ RECIPES = {
     "",
     "R50+L/16,imagenet2012",
     "B/32,oxford_iiit_pet",
+    "L/32,cifar100+grid",
     "H/14,oxford_flowers102",
     "R50x1,folder:PATH",
     "L/16,fake:32,10,100",
@@ -56,6 +57,7 @@ SIZES = {
   "": (397, 800),  # Of VTAB's tasks, which bring their own.
   "tfds:imagenet2012": (1000, 1_281_167),
   "tfds:cifar10": (10, 50_000),
+  "tfds:cifar100": (100, 50_000),
   "tfds:oxford_iiit_pet": (37, 3680),
   "tfds:oxford_flowers102": (102, 1020),
   "folder:PATH": (5, 1000),
@@ -132,6 +134,29 @@ def test_every_recipe_builds_without_memory(name, arg):
     input_pipeline.parse_ops(images.sized(ops, images.size_of(config)))
 
 
+# The paper's Table 4, and section B.1.1 for what is held out (percent).
+TABLE4 = """
+imagenet2012       20000  0.003 0.01 0.03 0.06   1
+cifar100           10000  0.001 0.003 0.01 0.03  2
+cifar10            10000  0.001 0.003 0.01 0.03  2
+oxford_iiit_pet      500  0.001 0.003 0.01 0.03  10
+oxford_flowers102    500  0.001 0.003 0.01 0.03  10
+"""
+
+
+@pytest.mark.parametrize("row", TABLE4.split("\n")[1:-1])
+def test_table_4(row):
+  dataset, total, *rates, held = row.split()
+  config = importlib.import_module("configs.finetune").get_config(
+    f"B/16,{dataset}+grid"
+  )
+  assert build.durations(config, 50_000)("100%", "") == int(total)
+  assert config.lr_grid == tuple(map(float, rates))
+  fit = f"{100 - int(held)}%"
+  assert config.lr_splits == (f"train[:{fit}]", f"train[{fit}:]")
+  assert config.input.source == f"tfds:{dataset}"
+
+
 def test_fine_tuning_is_the_papers():
   config = importlib.import_module("configs.finetune").get_config(
     "B/16,cifar10"
@@ -147,7 +172,7 @@ def test_fine_tuning_is_the_papers():
   assert images.sized(config.input.ops, images.size_of(config)) == (
     "decode|resize((448, 448))|random_crop((384, 384))|flip_lr"
   )
-  with pytest.raises(ValueError, match="'cifar'.*cifar100.*folder:PATH"):
+  with pytest.raises(ValueError, match="folder:PATH.*'cifar'.*cifar100"):
     importlib.import_module("configs.finetune").get_config("B/16,cifar")
 
 

@@ -79,14 +79,22 @@ def test_the_same_command_again_does_nothing(done, monkeypatch):
 
 def test_what_is_known_is_not_trained_again(done, monkeypatch, tmp_path):
   workdir, *_ = done
-  (tmp_path / "lr_grid.json").write_bytes(
-    (workdir / "lr_grid.json").read_bytes()
-  )
+  record = json.loads((workdir / "lr_grid.json").read_text())
+  assert record.pop("chosen") == "0.02"
+  (tmp_path / "lr_grid.json").write_text(json.dumps(record))
   runs = []
   monkeypatch.setattr(train, "run", lambda config, path: runs.append(config))
   lr_grid.run(grid_config(lr_grid=(1e-9, 0.02)), str(tmp_path))
   assert [run.optim.lr for run in runs] == [0.02]
   assert runs[0].checkpoint.best == "test/top1"
+
+
+def test_what_has_begun_keeps_its_rate(done):
+  workdir, *_ = done
+  with pytest.raises(
+    launch.Refused, match="begun with the rate 0.02; .* 1e-09"
+  ):
+    lr_grid.run(grid_config(lr_grid=(1e-9,)), str(workdir))
 
 
 def test_a_grid_of_other_settings_is_refused(done):
@@ -103,6 +111,7 @@ def test_a_grid_of_other_settings_is_refused(done):
   [
     ({"lr_grid": (0.1, -0.1)}, "positive numbers, not -0.1"),
     ({"lr_grid": (0.1, "a")}, "positive numbers, not 'a'"),
+    ({"lr_grid": (0.1, 0.2, 0.1)}, "a rate comes twice"),
     ({"lr_splits": ("train",)}, "two parts of the training data"),
     ({"evals.test.kind": ""}, "evaluator of the kind classification"),
     ({"evals.test.source": "fake:16,3,8"}, "on the training source"),

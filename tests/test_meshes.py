@@ -68,6 +68,12 @@ def test_ten_updates_are_the_same(way, reference):
   np.testing.assert_allclose(run(shape, **changes), reference, atol=1e-5)
 
 
+def test_sharpness_aware_updates_are_the_same():
+  sam = {"optim.sam_rho": 0.1, "model.scan": True}
+  one = run((8, 1, 1), 3, **sam)
+  np.testing.assert_allclose(run((2, 2, 2), 3, **sam), one, atol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("zero", [True, False])
 @pytest.mark.parametrize("scan", [True, False])

@@ -159,6 +159,7 @@ def blocks_of(depth):
   block = {
     "out": {"kernel": (4, 40, 33)},  # Factored along its two longest axes.
     "norm": {"bias": (64,)},
+    "query": {"bias": (16, 48)},  # Factored neither here nor in a stack.
   }
   return {
     "Transformer": {f"encoderblock_{i}": block for i in range(depth)},
@@ -235,7 +236,7 @@ def test_adafactor_against_numpy():
 
 
 def test_adafactor_knows_stacked_blocks():
-  """32 blocks of 64 numbers each are no matrix."""
+  """32 blocks of 64 numbers each are no matrix, nor are they a side of one."""
   depth = 32
 
   def stack(tree):

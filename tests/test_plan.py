@@ -176,8 +176,11 @@ ENTRY %main (p0: f32[8,16], /*index=1*/p1: f32[8,16]) -> f32[2,16] {
   %fusion.5 = f32[8,16] fusion(%p0), calls=%inside, metadata={op_name="jit(step)/jvp(ViT)/Transformer/Transformer._unrolled/encoderblock_4/MlpBlock_3/Dense_0/dot_general"}, backend_config={"window_config":{"estimated_cycles":"1000"}}
   %while.1 = (s32[], f32[8,16]) while(%init), condition=%condition, body=%body
   %fusion.6 = f32[2,16] fusion(%p1), kind=kCustom, calls=%all-reduce-scatter.1
-  %all-reduce-start.1 = (bf16[32]{0}, bf16[32]{0}) all-reduce-start(%z), replica_groups={{0,1,2,3,4,5,6,7}}, to_apply=%sum
+  %all-reduce-start.1 = (bf16[32]{0}, bf16[32]{0}) all-reduce-start(%z), replica_groups={{0,1,2,3,4,5,6,7}}, to_apply=%sum, channel_id=3
+  %all-reduce-start.2 = (bf16[32]{0}, bf16[32]{0}) all-reduce-start(%z), replica_groups={{0,1,2,3,4,5,6,7}}, to_apply=%sum, channel_id=3
   %all-reduce-done.1 = bf16[32]{0} all-reduce-done(%all-reduce-start.1)
+  %all-gather.7 = f32[8]{0} all-gather(%p1), replica_groups=mesh['axis_0'=4,'axis_1'=1,'axis_2'=2], device_ids=([2,4]T(1,0)) {'axis_0'}
+  %all-gather.8 = f32[8]{0} all-gather(%p1), replica_groups={{0},{1}}
   %copy.1 = f32[8,16]{0,1} copy(%p1), backend_config={"window_config":{"estimated_cycles":"7"}}
 }
 """  # noqa: E501
@@ -209,7 +212,7 @@ def test_cycles_are_summed_over_loops():
 def test_collectives_are_counted_with_their_bytes():
   rows = {row[:4] for row in hlo.collectives(hlo.parse(HLO))}
   assert rows == {
-    ("all-gather", 4, 12, 12 * 64 * 16 * 2),
+    ("all-gather", 4, 13, 12 * 64 * 16 * 2 + 8 * 4),
     ("reduce-scatter", 4, 1, 8 * 16 * 4),
     ("all-reduce", 8, 1, 32 * 2),
   }

@@ -179,6 +179,8 @@ def test_widths_are_those_of_the_models():
     ("augreg", "B/16,imagenet21k,aug=medum1", "Did you mean 'medium1'"),
     ("augreg", "B/16,imagenet21k,augs=medium1", "option 'augs'.*'aug'"),
     ("augreg", "B/16,imagenet21k,wd=0.3", "wd '0.3' here, but 0.1, 0.03"),
+    ("augreg", "B/16,imagenet21k,epochs=x", "number of epochs 'x'.*300, 30"),
+    ("augreg", "B/16,imagenet2012,epochs=30", "epochs '30' here, but 300"),
   ],
 )
 def test_arguments_that_mean_nothing(name, arg, words):
@@ -226,6 +228,19 @@ def test_a_branch_of_scaling_vit_leaves_the_run_without_a_jump():
   assert float(branched(250_000)) == 0
 
 
+def test_a_branch_is_what_a_run_of_its_length_would_have_been(tmp_path):
+  cooling = {"optim.schedule": "rsqrt", "optim.cooldown": "2"}
+  trunk = tiny_config(total="4", **{"optim.schedule": "rsqrt"})
+  train.run(trunk, str(tmp_path / "trunk"))
+  whole = tiny_config(total="6", **cooling)
+  whole = train.run(whole, str(tmp_path / "whole"))
+  branch = tiny_config(
+    total="6", resume_from=str(tmp_path / "trunk"), **cooling
+  )
+  branch = train.run(branch, str(tmp_path / "branch"))
+  jax.tree.map(np.testing.assert_array_equal, branch, whole)
+
+
 def test_pod_recipes_are_the_rows_of_table_3():
   for module, arg in ((vit_l16_jft, "L/16,jft"), (vit_h14_jft, "H/14,jft")):
     ours, row = leaves(module.get_config()), leaves(pretrain.get_config(arg))
@@ -241,8 +256,17 @@ def test_pod_recipes_are_the_rows_of_table_3():
 
 def test_plain_and_sharpness_aware():
   config = plain_s16.get_config("300")
-  assert build.schedule(config, 1_268_355)[1] == 300 * 1_268_355 // 1024
-  assert sam.get_config().optim.sam_rho > 0
+  rate, total = build.schedule(config, 1_268_355)
+  assert total == 300 * 1_268_355 // 1024
+  assert float(rate(10_000)) == pytest.approx(1e-3)
+  assert float(rate(total)) == pytest.approx(0, abs=1e-9)
+  # AdamW with big_vision's 1e-4, which is 0.1 times the rate here.
+  assert (config.input.batch_size, config.optim.weight_decay) == (1024, 0.1)
+  assert (config.mixup, config.model.posemb) == (0.2, "sincos2d")
+  assert (config.loss, config.model.classifier) == ("softmax", "gap")
+  assert config.input.ops.endswith("|flip_lr|randaug(2, 10)")
+  assert (config.optim.clip, config.input.split) == (1.0, "train[:99%]")
+  assert sam.get_config().optim.sam_rho == 0.2
 
 
 # Rehearsals: the recipes as they are, smaller and on made-up images

@@ -271,7 +271,9 @@ def test_selection_has_no_way_to_the_test_split(data):
     final.check_labels(np.array([[0], [10]]))
 
 
-def test_a_task_that_fails_stops_no_other(data, weights, tmp_path, capsys):
+def test_a_task_that_fails_stops_no_other(
+  data, weights, tmp_path, capsys, monkeypatch
+):
   config = recipe(data, weights)
   rows = data[1]
   lost = rows["dtd"]._replace(source="tfds:lost:1.*.*")
@@ -281,6 +283,13 @@ def test_a_task_that_fails_stops_no_other(data, weights, tmp_path, capsys):
   printed = capsys.readouterr().out
   assert "mean of 19           | –" in printed
   assert "eurosat final" in printed
+  # All data are looked for before anything is compiled.
+  assert printed.index("dtd failed") < printed.index("eurosat final")
+  with monkeypatch.context() as patch:
+    patch.delattr(programs, "compile_all")
+    with pytest.raises(launch.Refused, match="dtd: .*lost"):
+      sweep.run(config, str(tmp_path), rows=rows | {"dtd": lost}, **run)
+  capsys.readouterr()
   sweep.run(config, str(tmp_path), rows=rows, **run)
   printed = capsys.readouterr().out
   assert "dtd final" in printed
@@ -443,6 +452,13 @@ def test_linear_mode(data, weights, tmp_path, monkeypatch):
     computed.clear()
     assert final["n"] == vtab_data.TEST
     assert final["accuracy"] > 0.5  # Colours tell the classes.
+  # Features stay, so that a unit which is lost costs no pass over the images.
+  (lost,) = tmp_path.glob("logistic/units/svhn/final/**/result.json")
+  lost.unlink()
+  again = sweep.run(
+    config, str(tmp_path / "logistic"), tasks=["svhn"], rows=data[1]
+  )
+  assert (computed, comparable(again)) == ([], comparable([final]))
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,12 @@ def run(
       ).class_names
   objective, abstract = build.inference(config, mesh, num_classes=len(classes))
   evals = evaluators.build_all(
-    config, classes=classes, objective=objective, mesh=mesh, params=abstract
+    config,
+    classes=classes,
+    objective=objective,
+    mesh=mesh,
+    params=abstract,
+    rehearsal=build.is_rehearsal(config),
   )
 
   @functools.cache

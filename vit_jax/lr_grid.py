@@ -25,7 +25,8 @@ def run(config: Any, workdir: str) -> steps.TrainState | None:
 
   The runs of the grid live in `workdir/lr_grid/RATE`. `workdir/lr_grid.json`
   keeps what they came to: the held-out accuracy at each rate, null where
-  training was not finite. Of equal rates the first is taken.
+  training was not finite, and the rate chosen, the first of equals. Until one
+  is chosen, rates may be added.
 
   Args:
     config: see `configs/common.py`.
@@ -36,7 +37,8 @@ def run(config: Any, workdir: str) -> steps.TrainState | None:
 
   Raises:
     launch.Refused: as `train.run`; rates or splits that cannot be; no evaluator
-      to judge by; a grid that was begun with other settings.
+      to judge by; a grid that was begun with other settings, or ended with
+      another rate.
     FloatingPointError: at all rates, or in the final run.
     launch.Terminated: SIGTERM came, and the state is saved.
   """
@@ -52,14 +54,19 @@ def run(config: Any, workdir: str) -> steps.TrainState | None:
     if name not in scores:
       log.info("Learning rate %s, of %s.", name, ", ".join(trials))
       scores[name] = _score(trial, files.join(path, f"lr_grid/{name}"))
-      if hosts.first():
-        files.write(file, json.dumps(record, indent=2) + "\n")
+      _write(file, record)
   finite = {name: scores[name] for name in trials if scores[name] is not None}
   if not finite:
     raise FloatingPointError(
       f"Training was finite at none of the rates {', '.join(trials)}."
     )
   best = max(finite, key=lambda name: finite[name])
+  if record.setdefault("chosen", best) != best:
+    raise launch.Refused(
+      f"{file}: the run was begun with the rate {record['chosen']}; of those "
+      f"given now {best} is better. Use another --workdir for them."
+    )
+  _write(file, record)
   log.info(
     "On %s: %s. Training on %s with %s.",
     config.lr_splits[1],
@@ -68,7 +75,7 @@ def run(config: Any, workdir: str) -> steps.TrainState | None:
     best,
   )
   final = config.copy_and_resolve_references()
-  final.optim.lr = float(best)
+  final.optim.lr = trials[best].optim.lr
   final.lr_grid = ()
   return train.run(final, workdir)
 
@@ -105,8 +112,17 @@ def _trials(config):
     trial.optim.lr, trial.lr_grid = float(rate), ()
     trial.input.split = config.lr_splits[0]
     trial.checkpoint.best = ""
-    trials[f"{rate:g}"] = trial
+    trials[repr(float(rate))] = trial
+  if len(trials) != len(config.lr_grid):
+    raise ValueError(
+      f"config.lr_grid = {config.lr_grid!r}: a rate comes twice."
+    )
   return trials
+
+
+def _write(file: str, record: dict[str, Any]) -> None:
+  if hosts.first():
+    files.write(file, json.dumps(record, indent=2) + "\n")
 
 
 def _record(file: str, trial: Any) -> dict[str, Any]:

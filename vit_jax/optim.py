@@ -154,11 +154,18 @@ def _scale_by_adafactor(cap, params):
       ),
     )
 
-  # The vectors of stacked blocks look like matrices. They are not: nothing
-  # connects the blocks, and a loop over them would have no such matrix.
-  matrices = trees.map_with_path(
-    lambda path, leaf: leaf.ndim - ("encoderblock/" in path) >= 2, params
-  )
+  # Stacked vectors look like a matrix, and the stack like one of its sides.
+  # Nothing connects the blocks, and a loop over them has no such matrix: what
+  # is factored is told by a block's own shape. (Optax takes the two longest
+  # sides; where the stack is one of them, the moment is kept whole.)
+  def is_matrix(path, leaf):
+    stacked = "encoderblock/" in path
+    sides = sorted(leaf.shape[stacked:])
+    if len(sides) < 2 or sides[-2] < _SMALLEST_FACTORED:
+      return False
+    return not stacked or leaf.shape[0] < sides[-2]
+
+  matrices = trees.map_with_path(is_matrix, params)
   vectors = jax.tree.map(lambda matrix: not matrix, matrices)
   return optax.chain(
     optax.masked(_at_full_rank(scale(True)), matrices),

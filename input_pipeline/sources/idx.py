@@ -12,11 +12,13 @@ brings `idx:/usr/share/datasets/fashion-mnist`.
 """
 
 import gzip
+import zlib
 
 import numpy as np
 import tensorflow as tf
 
 from input_pipeline import tables
+from input_pipeline.errors import AbsentError
 from input_pipeline.sources import Source, absolute, parse_options
 
 _STEMS = {"train": "train", "test": "t10k"}  # Split -> how its files begin.
@@ -76,7 +78,7 @@ def _read(folder: str, split: str, what: str, rank: int) -> np.ndarray:
   tried = [f"{folder}/{stem}.gz", f"{folder}/{stem}"]
   path = next(filter(tf.io.gfile.exists, tried), None)
   if path is None:
-    raise ValueError(
+    raise AbsentError(
       f"No IDX files: neither {tried[0]} nor {stem} is there. Fashion-MNIST "
       "comes with `apt install dataset-fashion-mnist`, as "
       "idx:/usr/share/datasets/fashion-mnist."
@@ -86,18 +88,19 @@ def _read(folder: str, split: str, what: str, rank: int) -> np.ndarray:
   try:
     if data.startswith(_GZIP):
       data = gzip.decompress(data)
-  except (EOFError, OSError) as error:
+  except (EOFError, OSError, zlib.error) as error:
     raise ValueError(f"{path} is damaged: {error}") from None
   # Two zeros, 8 for unsigned bytes, the rank; then the sides, big-endian.
-  if data[:4] != bytes([0, 0, 8, rank]):
+  head = 4 + 4 * rank
+  if data[:4] != bytes([0, 0, 8, rank]) or len(data) < head:
     raise ValueError(
       f"{path} is no IDX file of {rank} dimensions of bytes: it begins with "
       f"{data[:4].hex(' ')}, not {bytes([0, 0, 8, rank]).hex(' ')}."
     )
   shape = np.frombuffer(data, ">u4", rank, 4)
-  want, got = int(np.prod(shape, dtype=np.int64)), len(data) - 4 - 4 * rank
+  want, got = int(np.prod(shape, dtype=np.int64)), len(data) - head
   if got != want:
     raise ValueError(
       f"{path} has {got} bytes of values where its header says {want}."
     )
-  return np.frombuffer(data, np.uint8, offset=4 + 4 * rank).reshape(shape)
+  return np.frombuffer(data, np.uint8, offset=head).reshape(shape)

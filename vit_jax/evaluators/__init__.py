@@ -84,20 +84,33 @@ def look_at(
   return first
 
 
-def _absent(entry, config, name):
-  """Says, in a rehearsal on made-up images, that real ones are not here."""
-  reason = ""
+def _open(name, entry, config, rehearsal):
+  """Returns an entry's source, the same in all processes.
+
+  None in a rehearsal on made-up images, when the real ones are not here.
+  """
   try:
-    input_pipeline.get_source(
+    source = input_pipeline.get_source(
       entry.source or config.input.source, entry.split, config.input.data_dir
     )
   except input_pipeline.AbsentError as error:
-    reason = str(error)
+    if not rehearsal:
+      raise
+    source = None
     log.warning(
-      "config.evals.%s is left out of this rehearsal: %s", name, reason
+      "config.evals.%s is left out of this rehearsal: %s", name, error
     )
-  hosts.agree("the data", {"here": not reason}, guard.changes)
-  return bool(reason)
+  # Of other data one process would come to another number of batches, and the
+  # rest would wait for it.
+  facts = {}
+  if source:
+    facts = {
+      "num_examples": source.num_examples,
+      "class_names": list(source.class_names),
+      "digest": source.digest,
+    }
+  hosts.agree("the data", facts, guard.changes)
+  return source
 
 
 def _values(values, entry):
@@ -148,22 +161,9 @@ def build_all(
         "averages."
       )
     try:
-      if rehearsal and _absent(entry, config, name):
+      source = _open(name, entry, config, rehearsal)
+      if source is None:
         continue
-      source = input_pipeline.get_source(
-        entry.source or config.input.source, entry.split, config.input.data_dir
-      )
-      # Of other data one process would come to another number of batches, and
-      # the rest would wait for it.
-      hosts.agree(
-        "the data",
-        {
-          "num_examples": source.num_examples,
-          "class_names": list(source.class_names),
-          "digest": source.digest,
-        },
-        guard.changes,
-      )
       built[name] = module.build(
         entry,
         config=config,

@@ -47,7 +47,7 @@ class Collective(NamedTuple):
 
   Attributes:
     kind: one of `KINDS`.
-    group: devices that take part in each.
+    group: devices that take part in each; 0 where each sends to one other.
     runs: how often in a step.
     bytes: of the whole arrays, over all runs, on one device.
     module: where most of the bytes come from.
@@ -203,10 +203,17 @@ def collectives(program: Program) -> list[Collective]:
   """Returns what the devices send each other in one step, largest first."""
   found: dict[tuple[str, int], dict[str, int]] = {}
   count: collections.Counter[tuple[str, int]] = collections.Counter()
+  seen = set()
   for line, computation, runs in _with_fusions(program):
     match = re.search(rf" ({'|'.join(KINDS)})(?:-start)?\(", line)
     if not match:
       continue
+    # One that runs beside arithmetic is written once for each of its phases.
+    channel = re.search(r" channel_id=(\d+)", line)
+    if channel and channel[1] in seen:
+      continue
+    if channel:
+      seen.add(channel[1])
     kind = match[1]
     # The TPU's reduce-scatter is an all-reduce, and a slice fused to it.
     if kind == "all-reduce" and computation.startswith("all-reduce-scatter"):
@@ -215,7 +222,7 @@ def collectives(program: Program) -> list[Collective]:
     group = _group_size(line)
     if match[1] == "reduce-scatter":
       size *= group
-    if group > 1 or kind == "collective-permute":
+    if group != 1:  # Alone, a device sends nothing.
       key = (kind, group)
       modules = found.setdefault(key, collections.Counter())
       modules[module(line)] += size * runs
@@ -260,8 +267,11 @@ def _result_bytes(line, match):
 
 
 def _group_size(line):
-  """How many devices take part in one collective."""
-  named = re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", line)
+  """How many devices take part in one collective; 0 if that is not written."""
+  named = re.search(
+    r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(.*?\))? \{([^}]*)\}",
+    line,
+  )
   if named:
     sizes = dict(re.findall(r"'(\w+)'=(\d+)", named[1]))
     axes = re.findall(r"'(\w+)'", named[2])
@@ -270,4 +280,4 @@ def _group_size(line):
   if iota:
     return int(iota[2])
   listed = re.search(r"replica_groups=\{\{([\d,]*)\}", line)
-  return len(listed[1].split(",")) if listed else 1
+  return len(listed[1].split(",")) if listed else 0
