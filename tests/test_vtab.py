@@ -465,6 +465,7 @@ def test_linear_mode(data, weights, tmp_path, monkeypatch):
   ("changes", "options", "words"),
   [
     ({"init_from": "?"}, {}, "--config.init_from=PATH"),
+    ({"lr_grid": (0.1,)}, {}, "config.vtab.lrs, not .* config.lr_grid"),
     ({"mode": "linaer"}, {}, "config.mode = 'linaer'.*Did you mean 'linear'"),
     ({"vtab.stage": "test"}, {}, "config.vtab.stage = 'test'.*final, select"),
     ({"vtab.preset": "bit"}, {}, "preprocessing 'bit'.*'bit_vit'"),

@@ -92,11 +92,13 @@ def _read(folder: str, split: str, what: str, rank: int) -> np.ndarray:
     raise ValueError(f"{path} is damaged: {error}") from None
   # Two zeros, 8 for unsigned bytes, the rank; then the sides, big-endian.
   head = 4 + 4 * rank
-  if data[:4] != bytes([0, 0, 8, rank]) or len(data) < head:
+  if data[:4] != bytes([0, 0, 8, rank]):
     raise ValueError(
       f"{path} is no IDX file of {rank} dimensions of bytes: it begins with "
       f"{data[:4].hex(' ')}, not {bytes([0, 0, 8, rank]).hex(' ')}."
     )
+  if len(data) < head:
+    raise ValueError(f"{path} ends within its header, after {len(data)} bytes.")
   shape = np.frombuffer(data, ">u4", rank, 4)
   want, got = int(np.prod(shape, dtype=np.int64)), len(data) - head
   if got != want:

@@ -122,6 +122,11 @@ class Sweep:
         "The sweep starts from weights. Say which: --config.init_from=PATH of "
         "an .npz, a .safetensors or a run's workdir."
       )
+    if config.lr_grid:
+      raise ValueError(
+        "A sweep takes its learning rates from config.vtab.lrs, not from "
+        "config.lr_grid."
+      )
     self.workdir = workdir
     self._config, self._rows, self._clock = config, rows, clock
     self._linear = config.mode == "linear"
