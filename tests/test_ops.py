@@ -174,7 +174,10 @@ EVERY_OP = [
 
 def test_every_op_on_images_is_tried_below():
   tried = set(re.findall(r"[a-z]\w+(?=[(|]|$)", "|".join(EVERY_OP)))
-  assert tried == {name for name, entry in OPS.items() if entry.on == "image"}
+  elsewhere = {"binary_to_grey"}  # No picture has such pixels: test_ops_vtab.
+  assert tried | elsewhere == {
+    name for name, entry in OPS.items() if entry.on == "image"
+  }
 
 
 @pytest.mark.parametrize("ops", EVERY_OP)
