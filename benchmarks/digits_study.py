@@ -116,7 +116,8 @@ def main(argv: list[str]) -> None:
   absl_logging.set_verbosity(absl_logging.ERROR)
   logging.getLogger("vit_jax").setLevel(logging.ERROR)
   for name in _ONLY.value or QUESTIONS:
-    root = pathlib.Path(_WORKDIR.value).absolute() / name
+    # Runs of another length are others: they are not to be taken for these.
+    root = pathlib.Path(_WORKDIR.value).absolute() / _TOTAL.value / name
     results = {}
     for setting, changes in QUESTIONS[name]().items():
       results[setting] = result(root, setting, changes)

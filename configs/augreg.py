@@ -51,7 +51,7 @@ BIG_VISION = {
   "B/16": ("medium2", "0.1"),
 }
 DATASETS = {
-  "imagenet21k": "tfrecord:imagenet21k/train-*?classes=21843",
+  "imagenet21k": common.IMAGENET21K,
   "imagenet2012": "tfds:imagenet2012",
 }
 

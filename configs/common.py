@@ -148,6 +148,7 @@ def parse_arg(arg: str, *, model: str, dataset: str) -> tuple[str, str]:
 # JFT-300M is private: these are one's own records, in a folder below
 # `input.data_dir`, or wherever --config.input.source=tfrecord:… says.
 JFT = "tfrecord:jft/train-*?classes=18291"
+IMAGENET21K = "tfrecord:imagenet21k/train-*?classes=21843"
 # What a few-shot probe reads while pre-training.
 IMAGENET_PROBE = dict(
   source="tfds:imagenet2012",

@@ -72,6 +72,16 @@ IMAGENET2012 = ((r".*/\d+", dict(total="300ep", lr=3e-3)),)
 ROWS = {"jft": JFT, "imagenet21k": IMAGENET21K, "imagenet2012": IMAGENET2012}
 
 
+def for_pod(model):
+  """Returns a model's run on JFT, ready for the 512 cores of v3:16x16."""
+  config = get_config(f"{model},jft")
+  config.model.dtype = config.optim.moment_dtype = "bfloat16"
+  # 8 images on each core leave room for all activations, and unrolled blocks
+  # run faster than scanned ones; they compile for minutes (docs/tpu.md).
+  # Weights stay whole on each core, moments are in parts (optim.zero).
+  return config
+
+
 def get_config(arg="B/16,imagenet2012"):
   """Returns the recipe for "MODEL,DATASET"."""
   model, dataset = common.parse_arg(arg, model="B/16", dataset="imagenet2012")
@@ -107,7 +117,7 @@ def get_config(arg="B/16,imagenet2012"):
 
   config.input.source = {
     "jft": common.JFT,
-    "imagenet21k": "tfrecord:imagenet21k/train-*?classes=21843",
+    "imagenet21k": common.IMAGENET21K,
     "imagenet2012": "tfds:imagenet2012",
   }[dataset]
   # Not stated. The authors say "the same cropping code" as the published one:

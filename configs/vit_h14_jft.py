@@ -21,9 +21,4 @@ from configs import pretrain
 
 def get_config():
   """Returns the recipe."""
-  config = pretrain.get_config("H/14,jft")
-  config.model.dtype = config.optim.moment_dtype = "bfloat16"
-  # 8 images on each of 512 cores leave room for all activations, and unrolled
-  # blocks run faster than scanned ones; they compile for minutes (docs/tpu.md).
-  config.mesh.data = -1  # Weights whole; moments in parts (optim.zero).
-  return config
+  return pretrain.for_pod("H/14")

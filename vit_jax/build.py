@@ -130,6 +130,15 @@ def parts(
   return Parts(objective, total, rate, tx, state, shardings)
 
 
+def check_given(config: Any) -> None:
+  """Refuses a recipe that starts from weights where none are named."""
+  if config.init_from == "?":
+    raise ValueError(
+      "This recipe starts from weights. Say which: --config.init_from=PATH of "
+      "an .npz, a .safetensors or a run's workdir."
+    )
+
+
 def pretrained(config: Any, num_classes: int) -> Any:
   """Loads the weights that `config.init_from` names, fitted to the model.
 

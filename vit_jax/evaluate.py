@@ -85,9 +85,8 @@ def run(
       images.size_of(config),
       weights=weights,
     )
-    return jax.tree.map(
-      lambda leaf, like: sharding.place(leaf, like.sharding), params, abstract
-    )
+    where = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+    return sharding.place(params, where)
 
   return {
     f"{name}/{key}": value

@@ -28,8 +28,6 @@ Row = dict[str, Any]
 
 _OFTEN = 30.0  # Seconds; a bucket takes a file only as a whole, so not oftener.
 
-write_atomically = files.write
-
 
 class Metrics:
   """The metrics of a workdir: `metrics.jsonl` and TensorBoard events.

@@ -358,10 +358,19 @@ def _spread(shape, where):
   return NamedSharding(mesh, PartitionSpec(*axes))
 
 
-def place(array: np.ndarray, where: NamedSharding) -> jax.Array:
-  """Puts an array that every process has onto the devices, each its part."""
-  return jax.make_array_from_callback(
-    array.shape, where, lambda index: array[index]
+def place(arrays: Any, shardings: Any) -> Any:
+  """Puts arrays that every process has onto the devices, each its part.
+
+  Args:
+    arrays: a tree of numpy arrays.
+    shardings: of each; same tree.
+  """
+  return jax.tree.map(
+    lambda array, where: jax.make_array_from_callback(
+      array.shape, where, lambda index: array[index]
+    ),
+    arrays,
+    shardings,
   )
 
 

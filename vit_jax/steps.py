@@ -116,7 +116,7 @@ def init_state(
     return new_state(objective, tx, seed=seed, ema=ema, params=params)
 
   if params is not None:
-    params = jax.tree.map(sharding.place, params, shardings.params)
+    params = sharding.place(params, shardings.params)
   return jax.jit(new, out_shardings=shardings, donate_argnums=0)(params)
 
 

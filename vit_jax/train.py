@@ -351,11 +351,8 @@ def _save(run, state, step, metrics):
 
 
 def _check_start(config):
-  if config.init_from == "?" and not config.resume_from:
-    raise ValueError(
-      "This recipe starts from weights. Say which: --config.init_from=PATH of "
-      "an .npz, a .safetensors or a run's workdir."
-    )
+  if not config.resume_from:
+    build.check_given(config)
   if config.resume_from and config.init_from not in ("", "?"):
     raise ValueError(
       "config.resume_from takes another run's whole state, config.init_from "

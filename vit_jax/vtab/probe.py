@@ -30,6 +30,7 @@ from vit_jax import (
 )
 from vit_jax.evaluators import fewshot
 from vit_jax.feed import Feed
+from vit_jax.vtab import programs
 from vit_jax.vtab.clock import Clock
 from vit_jax.vtab.record import Measured
 from vit_jax.vtab.splits import Splits
@@ -84,13 +85,7 @@ class Prober:
     objective, abstract = build.inference(config, self._mesh, num_classes=0)
     where = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     with clock.spending("weights"):
-      if config.init_from:
-        params = build.pretrained(config, 0)
-        self._params = jax.tree.map(sharding.place, params, where)
-      else:
-        self._params = jax.jit(objective.init, out_shardings=where)(
-          steps.stream(config.seed, "init")
-        )
+      self._params = programs.first_weights(config, objective.init, where, 0)
     self._extract = steps.make_predict_step(
       objective,
       self._mesh,

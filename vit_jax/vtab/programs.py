@@ -15,7 +15,15 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from vit_jax import evaluators, images, models, optim, sharding, steps
+from vit_jax import (
+  build,
+  evaluators,
+  images,
+  models,
+  optim,
+  sharding,
+  steps,
+)
 from vit_jax.vtab import masked_head
 
 
@@ -134,6 +142,29 @@ def compile_all(
       state.params, batch_of(evaluators.batch_size(config.vtab, mesh))
     ).compile(),
   )
+
+
+def first_weights(
+  config: Any,
+  init: Callable[[jax.Array], Any],
+  shardings: Any,
+  num_classes: int,
+) -> Any:
+  """Returns the weights that all units of a sweep start from, on the devices.
+
+  Args:
+    config: of the sweep; `init_from` names them, "" draws them from the seed.
+    init: draws parameters from a key.
+    shardings: of the parameters.
+    num_classes: of the head; 0 is none.
+
+  Raises:
+    ValueError: the weights do not fit.
+  """
+  if config.init_from:
+    return sharding.place(build.pretrained(config, num_classes), shardings)
+  key = steps.stream(config.seed, "init")
+  return jax.jit(init, out_shardings=shardings)(key)
 
 
 def _placed(leaf, where):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from etils import epath
 
-from vit_jax import report as files
+from vit_jax import files
 from vit_jax.vtab import cells, page, plots, scores
 from vit_jax.vtab.cells import Cells, Other
 from vit_jax.vtab.scores import Result, Table, table
@@ -48,7 +48,7 @@ def write(
   directory = epath.Path(directory)
   directory.mkdir(parents=True, exist_ok=True)
   for name, content in texts.items():
-    files.write_atomically(directory / name, content)
+    files.write(directory / name, content)
 
 
 def text(results: Sequence[Result]) -> str:

@@ -117,11 +117,7 @@ class Sweep:
     """
     trees.check_choice("config.mode = ", config.mode, MODES)
     trees.check_choice("config.vtab.stage = ", config.vtab.stage, STAGES)
-    if config.init_from == "?":
-      raise ValueError(
-        "The sweep starts from weights. Say which: --config.init_from=PATH of "
-        "an .npz, a .safetensors or a run's workdir."
-      )
+    build.check_given(config)
     if config.lr_grid:
       raise ValueError(
         "A sweep takes its learning rates from config.vtab.lrs, not from "

@@ -22,7 +22,6 @@ from vit_jax import (
   images,
   launch,
   sharding,
-  steps,
 )
 from vit_jax.feed import Feed
 from vit_jax.vtab import programs
@@ -71,19 +70,13 @@ class Tuner:
         num_classes=num_classes,
         longest=longest,
       )
-    where = self._programs.state.params
+    where = jax.tree.map(
+      lambda leaf: leaf.sharding, self._programs.state.params
+    )
     with clock.spending("weights"):
-      if config.init_from:
-        self._params = jax.tree.map(
-          lambda leaf, like: sharding.place(leaf, like.sharding),
-          build.pretrained(config, num_classes),
-          where,
-        )
-      else:
-        self._params = jax.jit(
-          self._programs.init,
-          out_shardings=jax.tree.map(lambda leaf: leaf.sharding, where),
-        )(steps.stream(config.seed, "init"))
+      self._params = programs.first_weights(
+        config, self._programs.init, where, num_classes
+      )
     self._held: dict[tuple[str, str], Any] = {}
 
   def measure(
