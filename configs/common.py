@@ -66,7 +66,8 @@ def base() -> ConfigDict:
   config.model.input_range = "-1,1"  # "-1,1" | "0,1" | "imagenet".
   config.model.dtype = "float32"  # Of the computation; weights stay float32.
   config.model.scan = False  # Blocks as one scanned loop: compiles faster.
-  config.model.remat = "none"  # "none" | "dots" | "full": memory for time.
+  config.model.remat = "none"  # "dots" | "full": time for memory; "full:4" does
+  # so in the first 4 blocks alone.
 
   config.masked_patch = ConfigDict()  # Of the objective of that name.
   config.masked_patch.share = 0.5  # Of the patches, whose content is predicted.

@@ -1,3 +1,4 @@
+import functools
 import pathlib
 
 import jax
@@ -10,7 +11,7 @@ from ml_collections import ConfigDict
 from tests import reference_vit
 from tests.tracing import result_types
 from vit_jax import models, sharding, trees
-from vit_jax.models import bit, blocks
+from vit_jax.models import bit, blocks, derivatives
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 GOLDEN_FIELDS = {
@@ -378,6 +379,7 @@ def test_scan_and_remat_change_neither_logits_nor_gradients():
   for scan, remat in (
     (False, "dots"),
     (False, "full"),
+    (False, "full:1"),
     (True, "none"),
     (True, "dots"),
     (True, "full"),
@@ -422,23 +424,60 @@ def test_mesh_shapes_give_the_same_logits(fields):
 def test_own_derivatives_are_autodiffs():
   x, g = 3 * noise(4, 7), noise(4, 7, seed=1)
   for own, reference in (
-    (blocks.gelu_tanh, jax.nn.gelu),
-    (blocks.softmax, jax.nn.softmax),
+    (derivatives.gelu_tanh, jax.nn.gelu),
+    (derivatives.softmax, jax.nn.softmax),
   ):
     ours, theirs = (jax.vjp(f, x) for f in (own, reference))
     np.testing.assert_allclose(ours[0], theirs[0], atol=1e-6)
     np.testing.assert_allclose(ours[1](g)[0], theirs[1](g)[0], atol=1e-6)
 
 
-def test_attention_has_the_derivatives_of_its_formula():
-  def formula(logits, values):
-    return jnp.einsum("nkql,nlkd->nqkd", jax.nn.softmax(logits), values)
+# A product with a derivative of its own, its formula, and what it multiplies.
+PRODUCTS = {
+  "attend": (
+    derivatives.attend,
+    lambda x, y: jnp.einsum("nkql,nlkd->nqkd", jax.nn.softmax(x), y),
+    [(2, 3, 4, 5), (2, 5, 3, 6)],
+  ),
+  "to_heads": (
+    derivatives.to_heads,
+    lambda x, y: jnp.einsum("nld,dkh->nlkh", x, y),
+    [(2, 4, 6), (6, 3, 2)],
+  ),
+  "gelu_tanh": (
+    functools.partial(derivatives.gelu_product, "tanh"),
+    lambda x, y: jax.nn.gelu(x) @ y,
+    [(2, 4, 6), (6, 3)],
+  ),
+  "gelu_erf": (
+    functools.partial(derivatives.gelu_product, "erf"),
+    lambda x, y: jax.nn.gelu(x, approximate=False) @ y,
+    [(2, 4, 6), (6, 3)],
+  ),
+}
 
-  x, v, g = 3 * noise(2, 3, 4, 5), noise(2, 5, 3, 6), noise(2, 4, 3, 6, seed=1)
-  ours, theirs = (jax.vjp(f, x, v) for f in (blocks.attend, formula))
-  np.testing.assert_allclose(ours[0], theirs[0], atol=1e-6)
-  for our, their in zip(ours[1](g), theirs[1](g)):
-    np.testing.assert_allclose(our, their, atol=1e-5)
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_have_the_derivatives_of_their_formulas(name):
+  own, formula, shapes = PRODUCTS[name]
+  inputs = [3 * noise(*shape, seed=i) for i, shape in enumerate(shapes)]
+  ours, theirs = (jax.vjp(f, *inputs) for f in (own, formula))
+  np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5, atol=1e-5)
+  g = noise(*ours[0].shape, seed=2)
+  for our, their in zip(ours[1](g), theirs[1](g), strict=True):
+    np.testing.assert_allclose(our, their, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("gelu", derivatives.GELUS)
+def test_gelus_result_is_not_kept(gelu):
+  def backward(*inputs):
+    return jax.vjp(functools.partial(derivatives.gelu_product, gelu), *inputs)[
+      1
+    ]
+
+  x, kernel = noise(2, 4, 6), noise(6, 3)
+  kept = jax.tree.leaves(jax.eval_shape(backward, x, kernel))
+  assert sorted(leaf.shape for leaf in kept) == [x.shape, kernel.shape]
 
 
 def test_remat_keeps_less():
@@ -455,6 +494,7 @@ def test_remat_keeps_less():
     return sum(leaf.size for leaf in jax.tree.leaves(residuals))
 
   assert kept("full") < kept("dots") < kept("none")
+  assert kept("full") < kept("full:1") < kept("none")
 
 
 def test_bfloat16_computes_near_and_keeps_float32():
@@ -640,6 +680,9 @@ def test_kept_branches_are_scaled_up():
       ["width=33"],
     ),
     ("B/16", {"remat": "all"}, ["'all'", "dots"]),
+    ("B/16", {"remat": "full:13"}, ["'full:13'", "from 1 to 12"]),
+    ("B/16", {"remat": "none:2"}, ["'none:2'", "'full:4'"]),
+    ("B/16", {"remat": "full:2", "scan": True}, ["'full:2'", "scan=False"]),
     ("B/16", {"posemb": "learned"}, ["'learned'", "Did you mean 'learned_"]),
     ("B/16", {"dtype": "float16"}, ["float16", "bfloat16"]),
     ("B/16", {"dtype": "flot32"}, ["'flot32'", "Did you mean 'float32'"]),

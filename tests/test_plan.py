@@ -358,9 +358,10 @@ def test_a_remedy_is_the_first_change_that_fits(monkeypatch):
     return made_up(fits=config.accumulate > 1)
 
   monkeypatch.setattr(planning, "plan", plan)
-  found = sweeping.remedy(tiny_config(), "v3:4x4", effort="default")
+  config = tiny_config(**{"model.depth": 2})
+  found = sweeping.remedy(config, "v3:4x4", effort="default")
   assert found.changes["accumulate"] == 4
-  assert tried[0] == ("full", 1, 1)
+  assert tried[:2] == [("full:1", 1, 1), ("full", 1, 1)]
   monkeypatch.setattr(planning, "plan", lambda *a, **k: made_up(fits=False))
   assert sweeping.remedy(tiny_config(), "v3:4x4") is None
 

@@ -12,7 +12,8 @@ def result_types(function, *args):
     for eqn in jaxpr.eqns:
       yield eqn.primitive.name, str(eqn.outvars[0].aval.dtype)
       for value in eqn.params.values():
-        if hasattr(value, "jaxpr"):
-          yield from walk(value.jaxpr)
+        inner = getattr(value, "jaxpr", value)
+        if hasattr(inner, "eqns"):
+          yield from walk(inner)
 
   return collections.Counter(walk(jax.make_jaxpr(function)(*args).jaxpr))

@@ -1,13 +1,7 @@
-"""The transformer's encoder block, and how stacked blocks are stored.
-
-`softmax`, `attend` and `gelu_tanh` are the usual functions with derivatives of
-their own: the same mathematics, less to write to memory and to read back.
-Products keep the image and token axes apart: merging them is faster on CPUs,
-but costs the TPU, whose tiles do not divide 197 tokens, a copy at every layer.
-"""
+"""The transformer's encoder block, and how stacked blocks are stored."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -16,84 +10,21 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax.models import posemb
+from vit_jax.models.derivatives import (
+  GELUS,
+  attend,
+  gelu_product,
+  softmax,
+  to_heads,
+)
 from vit_jax.models.posemb import PositionEmbedding
 
 layer_norm = functools.partial(nn.LayerNorm, epsilon=1e-6, dtype=jnp.float32)
 
 
-@jax.custom_jvp
-def softmax(x: Float[Array, "..."]) -> Float[Array, "..."]:
-  """Softmax over the last axis, in float32 whatever the type of `x`.
-
-  The derivative reads the result in the type of `x`, so that in bfloat16 no
-  float32 copy of the attention weights waits for the backward pass.
-  """
-  return jax.nn.softmax(x.astype(jnp.float32)).astype(x.dtype)
-
-
-@softmax.defjvp
-def _(primals, tangents):
-  y = softmax(*primals)
-  p, t = y.astype(jnp.float32), tangents[0].astype(jnp.float32)
-  return y, (p * (t - (p * t).sum(-1, keepdims=True))).astype(y.dtype)
-
-
-@jax.custom_vjp
-def attend(
-  logits: Float[Array, "n k q l"], values: Float[Array, "n l k d"]
-) -> Float[Array, "n q k d"]:
-  """Sums the values, weighed by the softmax of the logits.
-
-  What the softmax's derivative sums over the keys is taken from the result,
-  which is smaller than the weights, and the weights' gradient becomes the
-  logits' where it is made, in one pass.
-  """
-  return _attend(logits, values)[0]
-
-
-def _attend(logits, values):
-  weights = softmax(logits)
-  y = jnp.einsum("nkql,nlkd->nqkd", weights, values)
-  return y, (weights, values, y)
-
-
-def _attend_vjp(kept, g):
-  weights, values, y = kept
-  # sum_l w dw = sum_d y dy, as y is what the weights make of the values.
-  common = (g.astype(jnp.float32) * y.astype(jnp.float32)).sum(-1)
-  to_weights = jnp.einsum("nqkd,nlkd->nkql", g, values).astype(jnp.float32)
-  to_logits = to_weights - common.swapaxes(1, 2)[..., None]
-  to_logits = (weights.astype(jnp.float32) * to_logits).astype(weights.dtype)
-  return to_logits, jnp.einsum("nkql,nqkd->nlkd", weights, g)
-
-
-attend.defvjp(_attend, _attend_vjp)
-
-
-@jax.custom_vjp
-def gelu_tanh(x: Float[Array, "..."]) -> Float[Array, "..."]:
-  """GELU in its tanh form.
-
-  Its derivative is computed again from `x` in the backward pass: reading x is
-  cheaper than writing and reading the intermediates that autodiff would keep.
-  """
-  return nn.gelu(x, approximate=True)
-
-
-def _gelu_vjp(x, g):
-  slope = 0.7978845608028654  # sqrt(2 / pi)
-  t = jnp.tanh(slope * (x + 0.044715 * x**3))
-  inner = slope * (1 + 3 * 0.044715 * x**2)
-  return (g * 0.5 * (1 + t + x * (1 - t**2) * inner),)
-
-
-gelu_tanh.defvjp(lambda x: (gelu_tanh(x), x), _gelu_vjp)
-
-# Google's models were trained with the tanh form, PyTorch's with the exact one.
-GELUS: dict[str, Callable] = {
-  "tanh": gelu_tanh,
-  "erf": functools.partial(nn.gelu, approximate=False),
-}
+def _product(function):
+  """Lets a dense layer multiply by `function(x, kernel)`."""
+  return lambda x, kernel, *_, **__: function(x, kernel)
 
 
 class Attention(nn.Module):
@@ -127,9 +58,10 @@ class Attention(nn.Module):
       kernel_init=nn.initializers.xavier_uniform(),
     )
     head = (self.num_heads, width // self.num_heads)
-    q = dense(head, name="query")(x)
-    k = dense(head, name="key")(keys)
-    v = dense(head, name="value")(keys)
+    project = functools.partial(dense, head, dot_general=_product(to_heads))
+    q = project(name="query")(x)
+    k = project(name="key")(keys)
+    v = project(name="value")(keys)
     q = q * head[1] ** -0.5
     logits = jnp.einsum("nqkd,nlkd->nkql", q, k)
     if self.relative:
@@ -163,9 +95,13 @@ class MlpBlock(nn.Module):
       bias_init=nn.initializers.normal(1e-6),
     )
     y = dense(self.mlp_dim, name="Dense_0")(x)  # [n, l, f]
-    y = GELUS[self.gelu](y)
-    y = nn.Dropout(self.dropout)(y, deterministic=not train)
-    y = dense(x.shape[-1], name="Dense_1")(y)
+    down = functools.partial(dense, x.shape[-1], name="Dense_1")
+    if self.dropout and train:
+      y = nn.Dropout(self.dropout)(GELUS[self.gelu](y), deterministic=False)
+      y = down()(y)
+    else:
+      product = functools.partial(gelu_product, self.gelu)
+      y = down(dot_general=_product(product))(y)
     return nn.Dropout(self.dropout)(y, deterministic=not train)
 
 

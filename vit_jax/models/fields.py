@@ -13,12 +13,13 @@ import numpy as np
 from vit_jax import trees
 from vit_jax.models import resnet
 
+REMAT = ("none", "dots", "full")
+
 CHOICES = {
   "classifier": ("token", "gap", "map", "none"),
   "posemb": ("learned_1d", "learned_2d", "sincos2d", "relative", "none"),
   "posemb_at": ("stem", "layers", "shared"),
   "gelu": ("tanh", "erf"),
-  "remat": ("none", "dots", "full"),
   "dtype": ("float32", "bfloat16"),
 }
 
@@ -96,6 +97,31 @@ def pair(value: Any, what: str) -> tuple[int, int]:
   return values[0], values[1]
 
 
+def remat_of(value: str, depth: int) -> tuple[str, int]:
+  """Reads which blocks recompute what: "full", or "full:4" for the first 4.
+
+  Args:
+    value: of `ViT.remat`.
+    depth: blocks of the model.
+
+  Returns:
+    One of `REMAT`, and the number of blocks.
+
+  Raises:
+    ValueError: it is neither, or there are fewer blocks.
+  """
+  policy, given, count = value.partition(":")
+  trees.check_choice("remat=", policy, REMAT)
+  if not given:
+    return policy, depth
+  if policy == "none" or not count.isdecimal() or not 0 < int(count) <= depth:
+    raise ValueError(
+      f"remat={value!r}: write 'full:4' to recompute the first 4 blocks, and "
+      f"from 1 to {depth} of them."
+    )
+  return policy, int(count)
+
+
 def check_image_size(size: Any, patch_size: Any) -> tuple[int, int]:
   """Says which grid of patches images of a size give.
 
@@ -149,6 +175,12 @@ def check_fields(model: Any) -> None:
   if model.layer_scale < 0:
     raise ValueError(
       f"layer_scale={model.layer_scale!r}; use 0 (none) or more."
+    )
+  policy, count = remat_of(model.remat, model.depth)
+  if model.scan and count < model.depth:
+    raise ValueError(
+      f"remat={model.remat!r} names some blocks, but scan=True makes one "
+      f"loop of all of them: use remat={policy!r}, or scan=False."
     )
   _check_positions(model)
   _check_stem(model)

@@ -21,7 +21,12 @@ from jaxtyping import Array, Float
 from vit_jax import sharding
 from vit_jax.models import bit, resnet
 from vit_jax.models.blocks import Block, MapHead, layer_norm, stack_blocks
-from vit_jax.models.fields import check_fields, check_image_size, pair
+from vit_jax.models.fields import (
+  check_fields,
+  check_image_size,
+  pair,
+  remat_of,
+)
 from vit_jax.models.posemb import PositionEmbedding
 
 # Width, depth, MLP width and heads of every published plain variant. The MLP
@@ -104,13 +109,15 @@ class Encoder(nn.Module):
     x = run(block, x, shared, train)
     return layer_norm(name="encoder_norm")(x)
 
-  def _block_class(self):
-    if self.remat == "none":
+  def _block_class(self, index):
+    """The class of a block, which may compute itself again to save memory."""
+    policy, count = remat_of(self.remat, self.depth)
+    if policy == "none" or index >= count:
       return Block
     return nn.remat(
       Block,
       static_argnums=(2,),
-      policy=REMAT_POLICIES[self.remat],
+      policy=REMAT_POLICIES[policy],
       prevent_cse=not self.scan,
     )
 
@@ -123,7 +130,7 @@ class Encoder(nn.Module):
 
   def _unrolled(self, block, x, shared, train):
     for i, drop in enumerate(self._drop_rates()):
-      layer = self._block_class()(**block, name=f"encoderblock_{i}")
+      layer = self._block_class(i)(**block, name=f"encoderblock_{i}")
       x = layer(x if shared is None else x + shared, train, drop)
       x = sharding.by_example(x)
     return x
@@ -151,7 +158,7 @@ class Encoder(nn.Module):
       length=self.depth,
     )
     drops = jnp.array(self._drop_rates()) if self.stochastic_depth else None
-    return scan(self._block_class()(**block, name="encoderblock"), x, drops)[0]
+    return scan(self._block_class(0)(**block, name="encoderblock"), x, drops)[0]
 
 
 class ViT(nn.Module):
@@ -186,7 +193,8 @@ class ViT(nn.Module):
     dtype: compute type, "float32" or "bfloat16"; parameters stay float32.
     scan: roll the blocks into one loop: compiles faster, runs slower.
     remat: what to recompute in the backward pass: "none", "full" (everything
-      in a block) or "dots" (all but its matrix products).
+      in a block) or "dots" (all but its matrix products); "full:4" does so in
+      the first 4 blocks alone, whose memory is held longest (not with `scan`).
   """
 
   num_classes: int

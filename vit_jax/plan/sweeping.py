@@ -9,8 +9,8 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from vit_jax import models, trees
 from vit_jax import plan as planning
-from vit_jax import trees
 from vit_jax.plan import chips
 
 KINDS = ("mesh", "remat", "batch")
@@ -94,7 +94,8 @@ def total_core_days(found: planning.Plan) -> float | None:
 def _choices(kind, config, topology):
   """What a sweep tries of one kind: a handful."""
   if kind == "remat":
-    return [{"model.remat": value} for value in ("none", "dots", "full")]
+    values = ["none", *_some_blocks(config), "dots", "full"]
+    return [{"model.remat": value} for value in values]
   if kind == "batch":
     size = config.input.batch_size
     return [{"input.batch_size": n} for n in (size // 2, size, 2 * size)]
@@ -106,6 +107,13 @@ def _choices(kind, config, topology):
     *(whole | {"mesh.fsdp": n} for n in fsdp),
     *(whole | {"mesh.model": n} for n in model),
   ]
+
+
+def _some_blocks(config):
+  """Ways to recompute a quarter or half of the blocks, if not scanned."""
+  depth = getattr(models.from_config(config.model, 1), "depth", 0)
+  parts = sorted({depth // 4, depth // 2} - {0})
+  return [] if config.model.scan else [f"full:{count}" for count in parts]
 
 
 def remedy(
@@ -146,6 +154,9 @@ def _remedies(config, topology) -> Iterator[Changes]:
   if not config.optim.zero:
     frugal["optim.zero"] = True
     yield dict(frugal)
+  if config.model.remat == "none":
+    for some in _some_blocks(config):
+      yield frugal | {"model.remat": some}
   if config.model.remat != "full":
     frugal["model.remat"] = "full"
     yield dict(frugal)
