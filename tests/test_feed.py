@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 import input_pipeline
 from tests.conftest import tiny_config
 from vit_jax import sharding, train
-from vit_jax.feed import Feed
+from vit_jax.feed import Feed, results
 
 
 @pytest.fixture(scope="module")
@@ -121,3 +121,35 @@ def test_skipped_images_are_counted(tmp_path):
   with pytest.raises(ValueError, match="max_bad_share = 0.01"):
     skip["input.max_bad_share"] = 0.01
     train.run(tiny_config(**changes, **skip), str(tmp_path / "few"))
+
+
+def test_results_come_in_order_on_the_host(mesh):
+  began, done = [], []
+
+  def compute(batch):
+    began.append(batch)
+    return batch["labels"].sum()
+
+  sums = results(
+    compute,
+    numbered(12),
+    9,
+    mesh,
+    stop=lambda: False,
+    done=lambda: done.append(len(began)),
+  )
+  assert sums == [8 * i for i in range(9)]
+  assert all(isinstance(value, np.ndarray) for value in sums)
+  assert done == list(range(1, 10))
+
+
+def test_results_end_when_told(mesh):
+  began = []
+
+  def compute(batch):
+    began.append(batch)
+    return batch["labels"]
+
+  stopped = results(compute, numbered(9), 9, mesh, stop=lambda: len(began) == 3)
+  assert stopped is None
+  assert len(began) == 3

@@ -4,9 +4,10 @@ Reading, decoding and copying happen on a thread of their own, so the step finds
 its batch where it is needed. What is fetched ahead changes nothing but time.
 """
 
+import contextlib
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from jax.sharding import Mesh
 from vit_jax import sharding
 
 _Batch = dict[str, np.ndarray]
+_IN_FLIGHT = 4  # Enough to keep the device busy, bounded in memory.
 
 
 class Feed:
@@ -78,3 +80,43 @@ class Feed:
       except queue.Full:
         continue
     return None
+
+
+def results(
+  compute: Callable[[dict[str, jax.Array]], Any],
+  batches: Iterator[_Batch],
+  number: int,
+  mesh: Mesh,
+  *,
+  stop: Callable[[], bool],
+  waiting: Callable[[], contextlib.AbstractContextManager] = (
+    contextlib.nullcontext
+  ),
+  done: Callable[[], None] = lambda: None,
+) -> list[Any] | None:
+  """Computes something of each batch, a few of them in flight.
+
+  Args:
+    compute: from a global batch to arrays.
+    batches: as in `Feed`.
+    number: how many of them.
+    mesh: from `sharding.make_mesh`.
+    stop: asked before each batch.
+    waiting: what to be in while a batch is waited for.
+    done: called after each batch is handed over.
+
+  Returns:
+    What each batch gave, on the host; None as soon as `stop()` is true.
+  """
+  found: list[Any] = []
+  with Feed(batches, mesh, ahead=_IN_FLIGHT) as feed:
+    for _ in range(number):
+      if stop():
+        return None
+      with waiting():
+        batch = next(feed)
+      found.append(compute(batch))
+      if len(found) > _IN_FLIGHT:  # The rest moves to the host meanwhile.
+        found[-1 - _IN_FLIGHT] = jax.device_get(found[-1 - _IN_FLIGHT])
+      done()
+  return jax.device_get(found)

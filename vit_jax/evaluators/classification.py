@@ -7,13 +7,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 import input_pipeline
-from vit_jax import evaluators, images, losses, steps
+from vit_jax import evaluators, feed, images, losses, steps
 from vit_jax.evaluators import Evaluator
-from vit_jax.feed import Feed
 
 VALUES = ("top1", "top5", "loss", "n")
-
-_AHEAD = 4  # Batches: enough to keep the device busy, bounded in memory.
 
 
 def build(
@@ -77,15 +74,14 @@ def build(
       max_labels=config.input.max_labels,
       cache=entry.cache,
     )
-    sums = []
-    with Feed(batches, mesh, ahead=_AHEAD) as ready:
-      for _, batch in zip(range(num_batches), ready):
-        if stop():
-          return None
-        sums.append(summarize(params, batch))
-        if len(sums) > _AHEAD:
-          jax.block_until_ready(sums[-_AHEAD])
-    return _means(jax.device_get(sums))
+    sums = feed.results(
+      lambda batch: summarize(params, batch),
+      batches,
+      num_batches,
+      mesh,
+      stop=stop,
+    )
+    return None if sums is None else _means(sums)
 
   return evaluate
 

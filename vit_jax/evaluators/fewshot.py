@@ -18,15 +18,13 @@ from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
 import input_pipeline
-from vit_jax import evaluators, images, steps, trees
+from vit_jax import evaluators, feed, images, steps, trees
 from vit_jax.evaluators import Evaluator
-from vit_jax.feed import Feed
 
 log = logging.getLogger("vit_jax")
 
 REPRESENTATIONS = ("pre_logits", "tokens")
 
-_AHEAD = 4  # Batches: enough to keep the device busy, bounded in memory.
 _EPSILON = 1e-5  # Keeps features that never vary finite.
 _BIAS = 100.0  # Large, so that the ridge hardly holds back the bias.
 
@@ -133,15 +131,16 @@ def build(
     numbered = (
       batch | {"index": batch["id"].astype(np.int32)} for batch in batches
     )
-    parts: list[dict[str, Any]] = []
-    with Feed(numbered, mesh, ahead=_AHEAD) as ready:
-      for _, batch in zip(range(num_batches), ready):
-        if stop():
-          return None
-        parts.append(extract(params, batch))
-        if len(parts) > _AHEAD:  # The rest moves to the host meanwhile.
-          parts[-1 - _AHEAD] = jax.device_get(parts[-1 - _AHEAD])
-    features, labels = _in_order(jax.device_get(parts))
+    parts = feed.results(
+      lambda batch: extract(params, batch),
+      numbered,
+      num_batches,
+      mesh,
+      stop=stop,
+    )
+    if parts is None:
+      return None
+    features, labels = _in_order(parts)
     if not len(labels):
       raise ValueError(f"No image of {split.spec} {split.split} has a label.")
     return features, labels

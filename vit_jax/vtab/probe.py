@@ -21,6 +21,7 @@ import input_pipeline
 from vit_jax import (
   build,
   evaluators,
+  feed,
   guard,
   images,
   launch,
@@ -29,7 +30,6 @@ from vit_jax import (
   trees,
 )
 from vit_jax.evaluators import fewshot
-from vit_jax.feed import Feed
 from vit_jax.vtab import programs
 from vit_jax.vtab.clock import Clock
 from vit_jax.vtab.record import Measured
@@ -41,7 +41,6 @@ STRENGTHS = {
   "ridge": (1.0, 16.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0),
   "logistic": (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0, 10000.0),
 }
-_AHEAD = 4  # Batches: enough to keep the device busy, bounded in memory.
 _MOST_ITERATIONS = 300
 _FLAT = 1e-5  # Norm of the gradient of the mean loss at which a fit is done.
 
@@ -156,23 +155,20 @@ class Prober:
       batches, number = input_pipeline.eval_batches(
         source, ops, batch_size=batch_size
       )
-    parts: list[Any] = []
-    with (
-      clock.spending("evaluation"),
-      Feed(batches, self._mesh, ahead=_AHEAD) as feed,
-    ):
-      for _ in range(number):
-        if self._stop():
-          raise launch.Terminated(
-            "SIGTERM: what is done is kept. The same command goes on."
-          )
-        with clock.spending("waiting for images"):
-          batch = next(feed)
-        parts.append(self._extract(self._params, batch))
-        if len(parts) > _AHEAD:
-          parts[-1 - _AHEAD] = jax.device_get(parts[-1 - _AHEAD])
-        clock.advance(batch_size, training=False)
-      parts = jax.device_get(parts)
+    with clock.spending("evaluation"):
+      parts = feed.results(
+        lambda batch: self._extract(self._params, batch),
+        batches,
+        number,
+        self._mesh,
+        stop=self._stop,
+        waiting=lambda: clock.spending("waiting for images"),
+        done=lambda: clock.advance(batch_size, training=False),
+      )
+    if parts is None:
+      raise launch.Terminated(
+        "SIGTERM: what is done is kept. The same command goes on."
+      )
     columns = {key: np.concatenate([p[key] for p in parts]) for key in parts[0]}
     real = columns["mask"] > 0
     return columns["features"][real], columns["label"][real]

@@ -19,18 +19,17 @@ from vit_jax import (
   build,
   checkpoints,
   evaluators,
+  feed,
   images,
   launch,
   sharding,
 )
-from vit_jax.feed import Feed
 from vit_jax.vtab import programs
 from vit_jax.vtab.clock import EVALUATION, TRAINING, Clock
 from vit_jax.vtab.record import Measured
 from vit_jax.vtab.splits import SELECT, Splits
 from vit_jax.vtab.units import Unit
 
-_AHEAD = 4  # Batches of an evaluation: enough to keep the device busy.
 _POINTS = 50  # Of a learning curve.
 
 
@@ -136,11 +135,11 @@ class Tuner:
       )
     with (
       clock.spending(TRAINING),
-      Feed(
+      feed.Feed(
         _labelled(batches, unit, splits),
         self._programs.mesh,
         ahead=max(1, config.input.prefetch),
-      ) as feed,
+      ) as ready,
     ):
       for step in range(start, total):
         stop = self._stop()
@@ -150,7 +149,7 @@ class Tuner:
             states.save_and_leave(state, curve.points)
           states.save(state, curve.points)
         with clock.spending("waiting for images"):
-          batch = next(feed)
+          batch = next(ready)
         state, metrics = self._programs.step(state, batch)
         curve.settle()  # The previous update's, while this one runs.
         curve.pending = step + 1, metrics["loss"]
@@ -177,21 +176,17 @@ class Tuner:
     batch_size = evaluators.batch_size(self._config.vtab, mesh)
     with clock.spending("data"):
       batches, number = self._judged(splits, source, batch_size)
-    counts = []
-    with (
-      clock.spending(EVALUATION),
-      Feed(_labelled(batches, unit, splits), mesh, ahead=_AHEAD) as feed,
-    ):
-      for _ in range(number):
-        if self._stop():
-          return None
-        with clock.spending("waiting for images"):
-          batch = next(feed)
-        counts.append(self._programs.right(params, batch))
-        if len(counts) > _AHEAD:
-          jax.block_until_ready(counts[-_AHEAD])
-        clock.advance(batch_size, training=False)
-      return sum(round(float(count)) for count in jax.device_get(counts))
+    with clock.spending(EVALUATION):
+      counts = feed.results(
+        lambda batch: self._programs.right(params, batch),
+        _labelled(batches, unit, splits),
+        number,
+        mesh,
+        stop=self._stop,
+        waiting=lambda: clock.spending("waiting for images"),
+        done=lambda: clock.advance(batch_size, training=False),
+      )
+    return None if counts is None else sum(round(float(n)) for n in counts)
 
   def _judged(self, splits, source, batch_size):
     """Returns the batches of an evaluation and their number.
