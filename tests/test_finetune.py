@@ -17,6 +17,7 @@ from vit_jax import (
   launch,
   models,
   predict,
+  start,
   train,
   trees,
   weights,
@@ -40,9 +41,9 @@ def stored(tmp_path_factory):
   return path
 
 
-def start(config, workdir):
+def first(config, workdir):
   """The parameters with which a run of `config` begins, by path."""
-  run = train.prepare(config, epath.Path(workdir))
+  run = start.prepare(config, epath.Path(workdir))
   with run.saver:
     return trees.flatten(jax.device_get(run.state.params)), run
 
@@ -54,8 +55,8 @@ def leaves_of(path):
 def test_a_run_begins_with_the_weights_at_its_own_size(stored, tmp_path):
   file = leaves_of(stored)
   positions = "Transformer/posembed_input/pos_embedding"
-  scratch, _ = start(tiny_config(), tmp_path / "scratch")
-  ours, run = start(
+  scratch, _ = first(tiny_config(), tmp_path / "scratch")
+  ours, run = first(
     tiny_config(init_from=stored, ema=0.9, **{"mesh.fsdp": 2, "mesh.model": 2}),
     tmp_path / "ours",
   )
@@ -72,15 +73,15 @@ def test_a_run_begins_with_the_weights_at_its_own_size(stored, tmp_path):
   placed = run.state.params["Transformer"]["encoderblock_0"]["MlpBlock_3"]
   assert placed["Dense_0"]["kernel"].sharding.spec == P("fsdp", "model")
   others = {"init_head": "keep", "init_resize": "bilinear"}
-  kept, _ = start(tiny_config(init_from=stored, **others), tmp_path / "kept")
+  kept, _ = first(tiny_config(init_from=stored, **others), tmp_path / "kept")
   np.testing.assert_array_equal(kept["head/kernel"], file["head/kernel"])
   assert (kept[positions] != ours[positions]).any()
 
 
 def test_what_the_file_lacks_is_drawn_from_the_seed(stored, tmp_path):
   changes = {"seed": 3, "model.classifier": "map"}
-  scratch, _ = start(tiny_config(**changes), tmp_path / "scratch")
-  ours, _ = start(tiny_config(init_from=stored, **changes), tmp_path / "ours")
+  scratch, _ = first(tiny_config(**changes), tmp_path / "scratch")
+  ours, _ = first(tiny_config(init_from=stored, **changes), tmp_path / "ours")
   fresh = [name for name in ours if name.startswith(("MAPHead_0", "head"))]
   assert fresh
   for name in fresh:
@@ -90,10 +91,10 @@ def test_what_the_file_lacks_is_drawn_from_the_seed(stored, tmp_path):
 def test_other_patches_on_request(stored, tmp_path):
   changes = {"init_from": stored, "model.name": "mu/8"}
   with pytest.raises(ValueError) as error:
-    start(tiny_config(**changes), tmp_path / "a")
+    first(tiny_config(**changes), tmp_path / "a")
   for word in ("embedding/kernel", "(4, 4, 3, 32)", "(8, 8, 3, 32)", "resize"):
     assert word in str(error.value)
-  params, _ = start(tiny_config(init_patch="resize", **changes), tmp_path / "b")
+  params, _ = first(tiny_config(init_patch="resize", **changes), tmp_path / "b")
   assert params["embedding/kernel"].shape == (8, 8, 3, 32)
 
 
@@ -103,7 +104,7 @@ def test_a_resumed_run_needs_its_first_weights_no_more(stored, tmp_path):
   train.run(tiny_config(init_from=path, total="3"), str(tmp_path / "run"))
   (tmp_path / "copy.npz").unlink()
   (tmp_path / "run" / "summary.json").unlink()
-  _, run = start(tiny_config(init_from=path, total="5"), tmp_path / "run")
+  _, run = first(tiny_config(init_from=path, total="5"), tmp_path / "run")
   assert int(run.state.step) == 3
 
 
@@ -133,7 +134,7 @@ def test_the_range_of_values_stays_that_of_the_weights(tmp_path):
     init_from=str(tmp_path / "a"), **{"model.input_range": "0,1"}
   )
   with pytest.raises(ValueError, match="'-1,1'.*model.input_range=-1,1.*'0,1'"):
-    start(config, tmp_path / "b")
+    first(config, tmp_path / "b")
 
 
 def test_forgotten_weights_are_asked_for(tmp_path):
@@ -143,7 +144,7 @@ def test_forgotten_weights_are_asked_for(tmp_path):
   with pytest.raises(
     ValueError, match="starts from weights.*--config.init_from=PATH"
   ):
-    start(config, tmp_path)
+    first(config, tmp_path)
 
 
 @pytest.mark.parametrize("where", ["ram://finetune/x.npz", "local"])

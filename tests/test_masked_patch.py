@@ -18,6 +18,7 @@ from vit_jax import (
   models,
   objectives,
   sharding,
+  start,
   steps,
   train,
   trees,
@@ -285,7 +286,7 @@ def test_a_run_on_a_mesh_and_what_starts_from_it(tmp_path):
   tuned = tiny_config(
     init_from=str(tmp_path / "masked"), **{"model.classifier": "map"}
   )
-  run = train.prepare(tuned, epath.Path(tmp_path / "tuned"))
+  run = start.prepare(tuned, epath.Path(tmp_path / "tuned"))
   with run.saver, run.batches:
     params = trees.flatten(jax.device_get(run.state.params))
   trained = trees.flatten(jax.device_get(state.params["params"]))

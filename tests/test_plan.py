@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import tiny_config
-from vit_jax import build, models, sharding, train
+from vit_jax import build, launch, models, sharding, start
 from vit_jax import plan as planning
 from vit_jax.plan import chips, compiling, flops, hlo, printing, sweeping
 
@@ -42,7 +42,7 @@ FIELDS = [
 
 def test_the_planned_step_is_the_step_of_training(tmp_path):
   config = tiny_config(**{"mesh.fsdp": 2, "input.max_labels": 2})
-  run = train.prepare(config, train.launch.make_workdir(str(tmp_path)))
+  run = start.prepare(config, launch.make_workdir(str(tmp_path)))
   with run.batches, run.saver:
     ours = build.train_step(config, run.mesh, run.parts).lower(
       run.state, next(run.batches)

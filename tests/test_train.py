@@ -14,7 +14,16 @@ import pytest
 import input_pipeline
 from configs import common
 from tests.conftest import tiny_config
-from vit_jax import checkpoints, evaluate, launch, sharding, steps, train, trees
+from vit_jax import (
+  checkpoints,
+  evaluate,
+  launch,
+  sharding,
+  start,
+  steps,
+  train,
+  trees,
+)
 
 
 def rows(workdir):
@@ -81,15 +90,15 @@ class Watched:
 
 
 def dying(step):
-  """Returns a stand-in for train._batches that dies when asked for a batch."""
-  real = train._batches
+  """Returns a stand-in for start._batches that dies when asked for a batch."""
+  real = start._batches
 
-  def batches(config, source, mesh, streams, start):
+  def batches(config, source, mesh, streams, first):
     def before(number):
-      if start + number == step:
+      if first + number == step:
         raise Stop
 
-    return Watched(real(config, source, mesh, streams, start), before)
+    return Watched(real(config, source, mesh, streams, first), before)
 
   return batches
 
@@ -97,7 +106,7 @@ def dying(step):
 def run_until(config, workdir, step, monkeypatch):
   """Trains until batch `step` is asked for, then dies."""
   with monkeypatch.context() as patch:
-    patch.setattr(train, "_batches", dying(step))
+    patch.setattr(start, "_batches", dying(step))
     with pytest.raises(Stop):
       train.run(config, str(workdir))
 
@@ -182,14 +191,14 @@ def test_sigterm_saves_the_last_completed_step(
 
   with monkeypatch.context() as patch:
     if where == "update":
-      real = train._batches
+      real = start._batches
 
       def before(number):
         if number == 4:
           os.kill(os.getpid(), signal.SIGTERM)
 
       patch.setattr(
-        train, "_batches", lambda *args: Watched(real(*args), before)
+        start, "_batches", lambda *args: Watched(real(*args), before)
       )
     else:
       # Building the evaluator reads one batch; SIGTERM comes at the next call.

@@ -6,6 +6,7 @@ Needs libtpu (`pip install 'jax[tpu]'`) and no TPU. Not named as a test, so that
 
 import pytest
 
+from configs import pretrain
 from tests.conftest import tiny_config
 from vit_jax.plan import compiling, plan, plan_with_program, sweeping
 
@@ -50,6 +51,15 @@ def test_every_number_is_there_and_adds_up():
   kinds = {row["kind"]: row["bytes"] for row in found.collectives}
   assert kinds["all-gather"] == pytest.approx(found.params_bytes, rel=0.2)
   assert sum(kinds.values()) < 2.2 * found.params_bytes
+
+
+def test_the_step_keeps_what_was_won():
+  """docs/tpu.md has what each change gave: 46.0 M cycles, from 50.8 M."""
+  recipe = pretrain.get_config("L/16,jft")
+  recipe.model.update(depth=3, dtype="bfloat16", representation_size=0)
+  recipe.optim.moment_dtype = "bfloat16"
+  recipe.input.batch_size = 16 * 64
+  assert plan(recipe, "v5e:4x4").estimated_cycles < 47e6
 
 
 def test_a_loop_counts_as_often_as_it_runs():
