@@ -107,9 +107,9 @@ def _gelu_product_vjp(gelu, kept, g):
   x, kernel = kept
   # Without the barrier the compiler finds the forward pass's result, and keeps
   # it after all.
-  y, to_x = jax.vjp(GELUS[gelu], jax.lax.optimization_barrier(x))
-  to_kernel = jnp.einsum("nlf,nld->fd", y, g)
-  return *to_x(jnp.einsum("nld,fd->nlf", g, kernel)), to_kernel
+  x = jax.lax.optimization_barrier(x)
+  _, backward = jax.vjp(lambda x, kernel: GELUS[gelu](x) @ kernel, x, kernel)
+  return backward(g)
 
 
 gelu_product.defvjp(
