@@ -110,7 +110,7 @@ def remat_of(value: str, depth: int) -> tuple[str, int]:
   Raises:
     ValueError: it is neither, or there are fewer blocks.
   """
-  policy, given, count = value.partition(":")
+  policy, given, count = str(value).partition(":")
   trees.check_choice("remat=", policy, REMAT)
   if not given:
     return policy, depth
